@@ -1,8 +1,8 @@
-//! How fast the coordination core is without sockets: callers on one thread, every node's control loop on its own.
+//! Throughput of the coordination service without sockets: callers on one thread, every node's control loop on its own.
 //!
-//! `cargo run --release -p moim-coord --features testing --example engine_load -- [nodes] [callers] [seconds] [put|get] [via]`
-//! prints operations a second, and CPU time of the whole process for each. `via` is the node that is asked (0 is the
-//! leader).
+//! `cargo run --release -p moim-coord --features testing --example engine_load -- [nodes] [callers] [seconds] [put|get]
+//! [via]` prints operations per second, and CPU time of the whole process for each. `via` is the node that is asked (0
+//! is the leader).
 
 #![allow(clippy::print_stdout, clippy::unwrap_used, clippy::disallowed_methods)]
 

@@ -1,4 +1,4 @@
-//! The etcd v3 API: gRPC on HTTP/2, and a little plain HTTP on the same port.
+//! The etcd v3 API: gRPC over HTTP/2, and a few plain HTTP endpoints on the same port.
 //!
 //! ```text
 //!  listener ─▶ first bytes ─▶ connection.rs   one task per connection, calls are futures in it
@@ -8,11 +8,10 @@
 //!                   └▶ anything else is closed
 //! ```
 //!
-//! The messages are those of `moim-wire-grpc`; codes and texts of errors are etcd's, because clients match them. There is
+//! The messages are those of `moim-wire-grpc`; error codes and texts are etcd's, because clients match them. There is
 //! no framework between the bytes and the handlers: a call costs what HTTP/2 costs and little more.
 //!
-//! Must never: know anything of Raft, or keep an answer in memory for a client that does not read it beyond the bounds
-//! that `memory.rs` sets.
+//! Must never: depend on Raft, or hold a response for a client that does not read it beyond the bounds of `memory.rs`.
 
 mod auth;
 mod backup;
@@ -44,7 +43,7 @@ use moim_wire_grpc::Status;
 use moim_wire_grpc::etcd::ResponseHeader;
 
 pub use self::backup::{BackupError, read_backup};
-use self::dispatch::Terms;
+use self::dispatch::CallOptions;
 pub use self::listener::{EtcdOptions, EtcdServer, Serving};
 use self::memory::Budget;
 pub use self::memory::MEMORY_RESERVE;
@@ -53,46 +52,46 @@ use self::quorum::Quorum;
 use crate::engine::{Coordinator, Header};
 use crate::range::SpaceId;
 
-/// The version of etcd whose behaviour clients can expect.
+/// The etcd version whose behaviour clients can expect.
 pub const VERSION: &str = "3.5.21";
 
-/// What every call needs.
+/// Shared state of all calls.
 pub(crate) struct Api {
     coordinator: Coordinator,
     budget: Arc<Budget>,
     quorum: Quorum,
     scope: Scope,
     counters: EtcdMetrics,
-    /// What `/metrics` shows.
+    /// The metrics that `/metrics` renders.
     metrics: Option<Arc<Metrics>>,
 }
 
 impl Api {
-    /// The header of an answer as of a revision.
+    /// Response header at a revision.
     fn header(&self, revision: i64) -> ResponseHeader {
-        header(self.coordinator.stamp(revision))
+        header(self.coordinator.header_at(revision))
     }
 
-    /// The header of an answer as of what this node knows now.
+    /// Response header at this node's current revision.
     fn header_now(&self) -> ResponseHeader {
         header(self.coordinator.header(SpaceId::User))
     }
 
-    /// Whether somebody leads, as far as this node can tell at once.
+    /// True if this node knows a leader and has not lost the quorum.
     fn has_leader(&self) -> bool {
         self.coordinator.group().leader().is_some() && !self.quorum.is_lost()
     }
 
-    /// Returns when the server has to end a stream, with the reason.
-    async fn stream_end(&self, terms: Terms) -> Status {
+    /// Waits until the server has to end a stream; returns the reason.
+    async fn stream_end(&self, call_options: CallOptions) -> Status {
         let leaderless = async {
-            match terms.needs_leader {
-                true => self.quorum.interest().lost().await,
+            match call_options.needs_leader {
+                true => self.quorum.subscribe().lost().await,
                 false => std::future::pending().await,
             }
         };
-        let too_late = async {
-            match terms.timeout {
+        let deadline = async {
+            match call_options.timeout {
                 Some(timeout) => tokio::time::sleep(timeout).await,
                 None => std::future::pending().await,
             }
@@ -100,7 +99,7 @@ impl Api {
         tokio::select! {
             () = self.scope.shutdown().stopped() => status::stopped(),
             () = leaderless => status::no_leader(),
-            () = too_late => status::deadline_exceeded(),
+            () = deadline => status::deadline_exceeded(),
         }
     }
 }

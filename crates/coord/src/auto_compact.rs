@@ -1,7 +1,7 @@
-//! How far history may be forgotten without anybody asking: what is older than a retention time.
+//! Automatic compaction by retention time.
 //!
-//! The leader asks on a timer and proposes what it is told. A new leader knows no times of old revisions and
-//! starts over, so history is kept for up to twice the retention around a failover, never for less than it.
+//! The leader calls it on a timer and proposes the returned command. A new leader knows no times of old revisions and
+//! starts over, so history is kept for up to twice the retention around a failover, never for less.
 
 use std::collections::VecDeque;
 
@@ -9,10 +9,10 @@ use crate::range::SpaceId;
 use crate::request::{Command, Op};
 use crate::state::State;
 
-/// How many times are remembered per retention: the precision of forgetting.
+/// Samples per retention time: the precision of compaction.
 const SAMPLES: u64 = 10;
 
-/// See the top of the file.
+/// See the module comment.
 #[derive(Debug)]
 pub struct AutoCompactor {
     retention_ms: u64,
@@ -21,17 +21,17 @@ pub struct AutoCompactor {
 }
 
 impl AutoCompactor {
-    /// Keeps history for `retention_ms` at least; 0 keeps it for ever.
+    /// Keeps history for `retention_ms` at least; 0 disables compaction.
     pub fn new(retention_ms: u64) -> Self {
         Self { retention_ms, samples: VecDeque::new() }
     }
 
-    /// Forgets what it knows of times: for a new leadership.
+    /// Drops all samples, for a new term as leader.
     pub fn on_become_leader(&mut self) {
         self.samples.clear();
     }
 
-    /// Notes where the spaces are now, and says what to propose, if anything can be forgotten.
+    /// Samples the current revisions, and returns the compaction to propose, if any.
     pub fn on_tick(&mut self, now_ms: u64, state: &State) -> Option<Command> {
         if self.retention_ms == 0 {
             return None;
@@ -49,9 +49,9 @@ impl AutoCompactor {
             self.samples.pop_front();
         }
         let (user, system) = old?;
-        let forgets = user > state.compact_revision(SpaceId::User).max(1)
+        let is_due = user > state.compact_revision(SpaceId::User).max(1)
             || system > state.compact_revision(SpaceId::System).max(1);
-        forgets.then(|| Command::node(Op::AutoCompact { user, system }))
+        is_due.then(|| Command::node(Op::AutoCompact { user, system }))
     }
 }
 
@@ -61,7 +61,7 @@ mod tests {
     use crate::request::PutRequest;
 
     #[test]
-    fn history_is_kept_for_its_time_and_not_much_longer() {
+    fn history_is_kept_for_the_retention_and_not_much_longer() {
         let mut state = State::new();
         let mut compactor = AutoCompactor::new(1_000);
         let mut index = 0;
@@ -84,7 +84,7 @@ mod tests {
     }
 
     #[test]
-    fn a_quiet_store_proposes_nothing() {
+    fn unchanged_state_proposes_no_compaction() {
         let state = State::new();
         let mut compactor = AutoCompactor::new(10);
         assert!((0..100).all(|now_ms| compactor.on_tick(now_ms, &state).is_none()));

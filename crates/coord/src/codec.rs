@@ -1,11 +1,10 @@
-//! The binary form of commands and replies: what is in the Raft log and between nodes.
+//! The binary encoding of commands and replies: the content of the Raft log and of messages between nodes.
 //!
-//! A message is a format byte, then a tag and its fields. Numbers are LEB128 (negative ones in ten bytes),
-//! byte strings have their length before them, flags share a byte. Formats only grow: a tag is never used
-//! again for something else, and golden tests hold the bytes.
+//! A message is a format byte, then a tag and its fields. Numbers are LEB128 (negative ones in ten bytes), byte strings
+//! have a length prefix, flags share a byte. Formats only grow: a tag is never reused, and golden tests hold the bytes.
 //!
-//! Decoding trusts nothing: byte strings are slices of what is there, lists make room as their items are
-//! read, nesting is bounded, and bytes left over are an error.
+//! Decoding trusts nothing: byte strings are slices of the input, lists allocate as their items are read, nesting is
+//! bounded, and trailing bytes are an error.
 
 use bytes::{Buf, Bytes};
 
@@ -18,47 +17,47 @@ mod request;
 
 /// The format that is written. Every format up to it is read.
 const FORMAT: u8 = 1;
-/// A transaction of 128 operations on every way down cannot be deeper than this.
+/// A transaction within 128 operations along each path cannot be nested deeper than this.
 const MAX_DEPTH: usize = 130;
 
-/// Bytes that are no message of ours.
+/// Why bytes cannot be decoded.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum DecodeError {
-    /// It ends too early.
-    #[error("the message is cut off")]
+    /// The message ends too early.
+    #[error("message truncated")]
     Truncated,
-    /// There is more after its end.
-    #[error("the message has {0} bytes too many")]
+    /// Bytes follow the end of the message.
+    #[error("{0} trailing bytes after the message")]
     Trailing(usize),
     /// Written by a newer version.
-    #[error("format {0} is newer than this version reads")]
+    #[error("message format {0} is newer than this version reads")]
     Format(u8),
-    /// A tag or flag that does not exist.
-    #[error("{what} cannot be {found}")]
+    /// An unknown tag or flag.
+    #[error("invalid {what}: {found}")]
     Unknown {
         /// The field.
         what: &'static str,
-        /// What it holds.
+        /// Its value.
         found: u64,
     },
     /// A number of more than 64 bits.
-    #[error("a number does not end")]
+    #[error("LEB128 number longer than 64 bits")]
     Number,
-    /// A nesting that no valid transaction has.
-    #[error("a transaction is nested too deep")]
+    /// Nested deeper than any valid transaction.
+    #[error("transaction nested too deep")]
     Depth,
 }
 
 type Decoded<T> = Result<T, DecodeError>;
 
 impl Command {
-    /// Appends the binary form.
+    /// Appends the encoding.
     pub fn encode(&self, out: &mut Vec<u8>) {
         out.push(FORMAT);
         request::put_command(out, self);
     }
 
-    /// The binary form for a proposal; refuses what a client may not send for its size.
+    /// The encoding for a proposal; refuses a command above the request size limit.
     pub fn to_entry(&self) -> Result<Bytes, Error> {
         let size = match &self.op {
             Op::Put(put) => put.key.len() + put.value.len() + 32,
@@ -69,46 +68,46 @@ impl Command {
         if out.len() > MAX_REQUEST_BYTES { Err(Error::RequestTooLarge) } else { Ok(Bytes::from(out)) }
     }
 
-    /// Reads the binary form. Keys and values are slices of `bytes`.
+    /// Decodes a command. Keys and values are slices of `bytes`.
     pub fn decode(bytes: Bytes) -> Result<Self, DecodeError> {
         decode_all(bytes, request::command)
     }
 }
 
 impl crate::reply::Reply {
-    /// Appends the binary form.
+    /// Appends the encoding.
     pub fn encode(&self, out: &mut Vec<u8>) {
         out.push(FORMAT);
         reply::put_reply(out, self);
     }
 
-    /// Reads the binary form. Keys and values are slices of `bytes`.
+    /// Decodes a reply. Keys and values are slices of `bytes`.
     pub fn decode(bytes: Bytes) -> Result<Self, DecodeError> {
         decode_all(bytes, reply::reply)
     }
 }
 
 impl crate::request::RangeRequest {
-    /// Appends the binary form: a read that a follower forwards.
+    /// Appends the encoding: a range read that a follower forwards.
     pub fn encode(&self, out: &mut Vec<u8>) {
         out.push(FORMAT);
         request::put_range(out, self);
     }
 
-    /// Reads the binary form.
+    /// Decodes a range request.
     pub fn decode(bytes: Bytes) -> Result<Self, DecodeError> {
         decode_all(bytes, request::range)
     }
 }
 
 impl crate::reply::RangeReply {
-    /// Appends the binary form: the answer to a forwarded read.
+    /// Appends the encoding: the reply to a forwarded range read.
     pub fn encode(&self, out: &mut Vec<u8>) {
         out.push(FORMAT);
         reply::put_range_reply(out, self);
     }
 
-    /// Reads the binary form.
+    /// Decodes a range reply.
     pub fn decode(bytes: Bytes) -> Result<Self, DecodeError> {
         decode_all(bytes, reply::range_reply)
     }
@@ -161,7 +160,7 @@ fn put_list<T>(out: &mut Vec<u8>, list: &[T], mut put: impl FnMut(&mut Vec<u8>, 
     }
 }
 
-/// What is left to read.
+/// The input that is left to decode.
 pub(crate) struct Input {
     pub(crate) bytes: Bytes,
 }
@@ -210,7 +209,7 @@ impl Input {
 
     fn list<T>(&mut self, mut read: impl FnMut(&mut Self) -> Decoded<T>) -> Decoded<Vec<T>> {
         let length = self.u64()?;
-        // Room grows with what is really there: a length that lies ends at the end of the bytes.
+        // Capacity grows with the input: a false length ends at the end of the bytes.
         let mut list = Vec::with_capacity(length.min(MAX_LIST_GUESS) as usize);
         for _ in 0..length {
             list.push(read(self)?);
@@ -219,7 +218,7 @@ impl Input {
     }
 }
 
-/// Room that is made for a list before its items were seen.
+/// Capacity allocated for a list before its items are read.
 const MAX_LIST_GUESS: u64 = 256;
 
 #[cfg(test)]

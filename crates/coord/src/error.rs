@@ -1,25 +1,25 @@
-//! Every way a request can be refused, with the code and the text that etcd's clients match on.
+//! Refusals of requests, with the gRPC code and the text that etcd clients match on.
 //!
-//! Invariant: code and text of an error that etcd knows are etcd's, byte for byte. Errors are part of replies
-//! that travel between nodes, so a variant's number in the codec never changes.
+//! Invariant: code and text of an etcd error are etcd's, byte for byte. Errors are part of replies between nodes, so a
+//! variant's number in the codec never changes.
 
-/// The gRPC status codes that are used here, by their numbers in the protocol.
+/// The gRPC status codes used here, with their protocol numbers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
 pub enum Code {
-    /// The request cannot be right, whatever the state.
+    /// The request is invalid in any state.
     InvalidArgument = 3,
-    /// What was named does not exist.
+    /// The named object does not exist.
     NotFound = 5,
-    /// Not allowed for this caller.
+    /// The caller is not allowed to do this.
     PermissionDenied = 7,
-    /// No room.
+    /// No space left.
     ResourceExhausted = 8,
-    /// The state does not allow it now.
+    /// The current state does not allow it.
     FailedPrecondition = 9,
-    /// A number outside of what exists.
+    /// The number is out of the valid range.
     OutOfRange = 11,
-    /// Not now; the same request may succeed later.
+    /// Temporarily unavailable; the same request may succeed later.
     Unavailable = 14,
     /// The data cannot be trusted.
     DataLoss = 15,
@@ -32,16 +32,16 @@ pub enum Error {
     /// A key is empty.
     #[error("etcdserver: key is not provided")]
     EmptyKey = 1,
-    /// A put keeps the value or the lease of a key that does not exist.
+    /// A put with `ignore_value` or `ignore_lease` on a key that does not exist.
     #[error("etcdserver: key not found")]
     KeyNotFound = 2,
-    /// A put both brings a value and keeps the old one.
+    /// A put with both a value and `ignore_value`.
     #[error("etcdserver: value is provided")]
     ValueProvided = 3,
-    /// A put both brings a lease and keeps the old one.
+    /// A put with both a lease and `ignore_lease`.
     #[error("etcdserver: lease is provided")]
     LeaseProvided = 4,
-    /// More than 128 comparisons or operations.
+    /// More than 128 compares or operations.
     #[error("etcdserver: too many operations in txn request")]
     TooManyOps = 5,
     /// A transaction changes a key twice.
@@ -50,37 +50,37 @@ pub enum Error {
     /// An unknown sort order or target.
     #[error("etcdserver: invalid sort option")]
     InvalidSortOption = 7,
-    /// The revision is older than history goes.
+    /// The revision has been compacted.
     #[error("etcdserver: mvcc: required revision has been compacted")]
     Compacted = 8,
     /// The revision does not exist yet.
     #[error("etcdserver: mvcc: required revision is a future revision")]
     FutureRevision = 9,
-    /// The NOSPACE alarm is on.
+    /// The NOSPACE alarm is active.
     #[error("etcdserver: mvcc: database space exceeded")]
     NoSpace = 10,
-    /// The lease was never granted, was revoked, or has ended.
+    /// The lease was never granted, was revoked, or has expired.
     #[error("etcdserver: requested lease not found")]
     LeaseNotFound = 11,
-    /// A lease of this id lives.
+    /// A lease of this id exists.
     #[error("etcdserver: lease already exists")]
     LeaseExists = 12,
-    /// More than 9,000,000,000 seconds.
+    /// A TTL of more than 9,000,000,000 seconds.
     #[error("etcdserver: too large lease TTL")]
     LeaseTtlTooLarge = 13,
-    /// More than 1.5 MiB.
+    /// A request of more than 1.5 MiB.
     #[error("etcdserver: request is too large")]
     RequestTooLarge = 14,
-    /// A client's write to what belongs to the nodes.
+    /// A client tried to write keys or leases of the nodes.
     #[error("etcdserver: permission denied")]
     PermissionDenied = 15,
-    /// The CORRUPT alarm is on.
+    /// The CORRUPT alarm is active.
     #[error("etcdserver: corrupt cluster")]
     Corrupt = 16,
-    /// A watch on a range in which no key can be.
+    /// A watch on an empty key range.
     #[error("mvcc: watcher range is empty")]
     EmptyWatchRange = 17,
-    /// A transaction with system keys and other keys, which have revisions of their own.
+    /// A transaction with system keys and user keys, which have separate revisions.
     #[error("moim: a txn cannot span system keys and other keys")]
     TxnAcrossSpaces = 18,
 }
@@ -108,12 +108,12 @@ impl Error {
         }
     }
 
-    /// The text that goes with the code.
+    /// The error text of the gRPC status.
     pub fn message(self) -> String {
         self.to_string()
     }
 
-    /// Every error, in the order of the numbers they have in the codec.
+    /// Every error, in the order of its codec number.
     pub const ALL: [Self; 18] = [
         Self::EmptyKey,
         Self::KeyNotFound,
@@ -141,14 +141,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_are_positions_and_never_move() {
+    fn error_numbers_match_their_positions() {
         for (at, error) in Error::ALL.into_iter().enumerate() {
             assert_eq!(error as usize, at + 1, "{error:?}");
         }
     }
 
     #[test]
-    fn codes_and_texts_are_what_clients_match() {
+    fn codes_and_texts_match_etcd() {
         let cases = [
             (Error::Compacted, 11, "etcdserver: mvcc: required revision has been compacted"),
             (Error::FutureRevision, 11, "etcdserver: mvcc: required revision is a future revision"),

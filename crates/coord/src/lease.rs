@@ -1,8 +1,8 @@
-//! The leases that exist and the keys that hang on each.
+//! The leases and the keys attached to each.
 //!
 //! Invariant: a key is listed under a lease exactly when the newest version of the key names that lease, so a
-//! lease is never ended without its keys. Deadlines are not here: they are the leader's
-//! ([`LeaseClock`](crate::LeaseClock)), because clocks of different machines do not agree.
+//! revocation deletes all its keys. Deadlines are not here: the leader keeps them ([`LeaseClock`](crate::LeaseClock)),
+//! because clocks of different machines do not agree.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -12,14 +12,14 @@ use bytes::Bytes;
 use crate::range::SpaceId;
 use crate::request::Origin;
 
-/// The longest time a lease may be granted for: etcd's 9,000,000,000 seconds.
+/// The longest TTL that is granted: etcd's 9,000,000,000 seconds.
 pub const MAX_LEASE_TTL_MS: i64 = 9_000_000_000_000;
-/// The shortest time a client is granted; a shorter wish is lengthened.
+/// The shortest TTL granted to a client; a shorter request is raised to it.
 pub const MIN_CLIENT_TTL_MS: i64 = 1_000;
-/// The shortest time a node is granted: failover of the cluster's own parts may be quicker than a second.
+/// The shortest TTL granted to a node: failover of the cluster's own roles may be quicker than a second.
 pub const MIN_NODE_TTL_MS: i64 = 100;
 
-/// The name of a lease; 0 is no lease.
+/// Id of a lease; 0 is no lease.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
 pub struct LeaseId(pub i64);
 
@@ -27,7 +27,7 @@ impl LeaseId {
     /// No lease.
     pub const NONE: Self = Self(0);
 
-    /// Whether this is no lease.
+    /// True for id 0.
     pub fn is_none(self) -> bool {
         self == Self::NONE
     }
@@ -39,27 +39,27 @@ impl fmt::Display for LeaseId {
     }
 }
 
-/// A lease as the log knows it.
+/// A lease as stored by the log.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Lease {
-    /// How long it lives without being kept alive.
+    /// The granted TTL.
     pub ttl_ms: i64,
-    /// What was left at the last checkpoint; 0 is the whole time.
+    /// The remaining TTL at the last checkpoint; 0 is the full TTL.
     pub remaining_ms: i64,
-    /// Who made it. A node's lease is ended and kept alive by nodes alone.
+    /// Who granted it. Only nodes may revoke or renew a lease of a node.
     pub origin: Origin,
-    /// The keys that go with it.
+    /// The keys attached to it.
     pub(crate) keys: BTreeSet<(SpaceId, Bytes)>,
 }
 
 impl Lease {
-    /// The keys that go with it, in order.
+    /// The attached keys, in order.
     pub fn keys(&self) -> impl Iterator<Item = &Bytes> {
         self.keys.iter().map(|(_, key)| key)
     }
 
-    /// What a new leader has to grant at least.
-    pub fn rest_ms(&self) -> i64 {
+    /// The TTL that a new leader has to grant at least.
+    pub fn remaining_ttl_ms(&self) -> i64 {
         if self.remaining_ms > 0 { self.remaining_ms.min(self.ttl_ms) } else { self.ttl_ms }
     }
 }
@@ -71,17 +71,17 @@ pub(crate) struct Leases {
 }
 
 impl Leases {
-    /// Hangs a key on a lease, and off the one it was on.
+    /// Attaches a key to a lease, and detaches it from its previous one.
     ///
-    /// The caller has checked that the new lease exists; the old one does by the invariant.
+    /// The caller has checked that the new lease exists; the old one exists by the invariant.
     pub(crate) fn move_key(&mut self, space: SpaceId, key: &Bytes, from: LeaseId, to: LeaseId) {
         if from == to {
             return;
         }
         if let Some(lease) = self.by_id.get_mut(&from) {
-            // The set must share the memory of the key, but a look-up needs no owner.
+            // `BTreeSet::remove` needs an owned key here; the clone shares the bytes.
             let held = lease.keys.remove(&(space, key.clone()));
-            assert!(held, "a key that names lease {from} is listed under it");
+            assert!(held, "key missing in the key set of lease {from}");
         }
         if let Some(lease) = self.by_id.get_mut(&to) {
             lease.keys.insert((space, key.clone()));

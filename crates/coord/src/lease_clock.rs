@@ -1,12 +1,12 @@
-//! When leases end: the leader's side of them.
+//! Lease deadlines: the leader's part of leases.
 //!
-//! Deadlines are times of the leader's monotonic clock and never leave it. Renewals move a deadline and are
-//! not in the log; ends are, as revocations; what is left of long leases is noted in the log from time to
-//! time, so that a new leader does not give every lease its whole time again.
+//! Deadlines are times of the leader's monotonic clock and never leave it. Keepalives move a deadline and are not in
+//! the log; expiries are, as revocations. The remaining TTL of long leases is checkpointed in the log periodically, so
+//! that a new leader does not give every lease its full TTL again.
 //!
-//! Invariant: a lease never ends early. A new leader grants what may be left at most, plus one election
-//! timeout for the time in which nobody could renew. A lease whose end was proposed is not renewed any more:
-//! the proposal may already be on its way to commit.
+//! Invariant: a lease never expires early. A new leader grants the maximum that may remain, plus one election timeout
+//! for the time in which no client could send a keepalive. A lease whose revocation was proposed is not renewed any
+//! more: the proposal may already be about to commit.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -14,15 +14,15 @@ use crate::lease::LeaseId;
 use crate::request::{Command, Op};
 use crate::state::State;
 
-/// At most this many leases in one checkpoint command.
+/// Maximum number of leases in one checkpoint command.
 const CHECKPOINT_BATCH: usize = 1_000;
 
-/// How a [`LeaseClock`] behaves.
+/// Settings of a [`LeaseClock`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct LeaseClockConfig {
-    /// How often what is left of a lease is noted in the log. Shorter leases are never noted.
+    /// Interval of lease checkpoints. Shorter leases are never checkpointed.
     pub checkpoint_interval_ms: u64,
-    /// How long after a proposed end it is proposed again, if the lease is still there.
+    /// Delay after which a proposed revocation is proposed again, if the lease still exists.
     pub retry_ms: u64,
 }
 
@@ -32,137 +32,138 @@ impl Default for LeaseClockConfig {
     }
 }
 
-/// What came of a renewal. Confirm the leadership before answering with it.
+/// Outcome of a renewal. Confirm leadership before replying with it.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Renewal {
-    /// It has its whole time again.
+    /// The lease has its full TTL again.
     Renewed {
-        /// How long that is.
+        /// The full TTL.
         ttl_ms: i64,
-        /// Commit this before answering: the log still says that less is left.
+        /// Commit this before replying: the log still holds a shorter remaining TTL.
         checkpoint: Option<Command>,
     },
-    /// Its end was proposed: wait for that, then answer that it is gone.
-    Ending,
-    /// There is no such lease.
+    /// The revocation was proposed: wait until it is applied, then reply that the lease does not exist.
+    Expiring,
+    /// The lease does not exist.
     NotFound,
 }
 
 #[derive(Debug)]
-struct Timed {
+struct LeaseDeadline {
     ttl_ms: i64,
-    /// When it ends.
+    /// When the lease expires.
     deadline_ms: u64,
-    /// When its end is proposed: the deadline, later for a repetition.
+    /// When its revocation is proposed: the deadline, later for a repetition.
     propose_ms: u64,
-    /// When what is left is to be noted next; `None` for leases too short for that.
+    /// When its next checkpoint is due; `None` for leases too short for checkpoints.
     checkpoint_ms: Option<u64>,
-    /// Whether the log says, or is about to say, that less than the whole time is left.
-    is_noted: bool,
+    /// True if the log says, or is about to say, that less than the full TTL remains.
+    is_checkpointed: bool,
 }
 
-/// See the top of the file.
+/// See the module comment.
 #[derive(Debug)]
 pub struct LeaseClock {
     config: LeaseClockConfig,
-    leases: BTreeMap<LeaseId, Timed>,
+    leases: BTreeMap<LeaseId, LeaseDeadline>,
     /// Invariant: `(propose_ms, id)` of every lease.
-    ends: BTreeSet<(u64, LeaseId)>,
+    expiries: BTreeSet<(u64, LeaseId)>,
     /// Invariant: `(checkpoint_ms, id)` of every lease that has one.
     checkpoints: BTreeSet<(u64, LeaseId)>,
 }
 
 impl LeaseClock {
-    /// A clock that knows no leases: a follower's.
+    /// A clock without leases, as on a follower.
     pub fn new(config: LeaseClockConfig) -> Self {
-        let (ends, checkpoints) = (BTreeSet::new(), BTreeSet::new());
-        Self { config, leases: BTreeMap::new(), ends, checkpoints }
+        let (expiries, checkpoints) = (BTreeSet::new(), BTreeSet::new());
+        Self { config, leases: BTreeMap::new(), expiries, checkpoints }
     }
 
-    /// Takes over every lease of the state, which has everything that was committed.
+    /// Takes over every lease of the state, which must contain every committed entry.
     pub fn on_become_leader(&mut self, state: &State, now_ms: u64, election_timeout_ms: u64) {
         self.on_lose_leadership();
         for (id, lease) in state.leases() {
-            let rest_ms = lease.rest_ms().max(0) as u64;
-            self.insert(id, lease.ttl_ms, rest_ms.saturating_add(election_timeout_ms), now_ms);
-            self.set_noted(id, lease.remaining_ms > 0);
+            let remaining_ms = lease.remaining_ttl_ms().max(0) as u64;
+            self.insert(id, lease.ttl_ms, remaining_ms.saturating_add(election_timeout_ms), now_ms);
+            self.set_checkpointed(id, lease.remaining_ms > 0);
         }
     }
 
-    /// Forgets everything: the deadlines are another's business now.
+    /// Drops all deadlines: the new leader keeps its own.
     pub fn on_lose_leadership(&mut self) {
         self.leases.clear();
-        self.ends.clear();
+        self.expiries.clear();
         self.checkpoints.clear();
     }
 
-    /// A grant was applied.
+    /// On an applied lease grant.
     pub fn on_granted(&mut self, id: LeaseId, ttl_ms: i64, now_ms: u64) {
         self.remove(id);
         self.insert(id, ttl_ms, ttl_ms.max(0) as u64, now_ms);
     }
 
-    /// A revocation was applied.
+    /// On an applied lease revocation.
     pub fn on_revoked(&mut self, id: LeaseId) {
         self.remove(id);
     }
 
-    /// A checkpoint was applied.
+    /// On an applied lease checkpoint.
     pub fn on_checkpoint(&mut self, remaining: &[(LeaseId, i64)]) {
         for (id, remaining_ms) in remaining {
-            self.set_noted(*id, *remaining_ms > 0);
+            self.set_checkpointed(*id, *remaining_ms > 0);
         }
     }
 
-    /// Gives a lease its whole time again.
+    /// Renews a lease to its full TTL.
     pub fn renew(&mut self, id: LeaseId, now_ms: u64) -> Renewal {
         let Some(lease) = self.leases.get(&id) else { return Renewal::NotFound };
         if lease.deadline_ms <= now_ms {
-            return Renewal::Ending;
+            return Renewal::Expiring;
         }
-        let (ttl_ms, is_noted) = (lease.ttl_ms, lease.is_noted);
+        let (ttl_ms, is_checkpointed) = (lease.ttl_ms, lease.is_checkpointed);
         self.remove(id);
         self.insert(id, ttl_ms, ttl_ms.max(0) as u64, now_ms);
-        self.set_noted(id, is_noted);
-        let checkpoint = is_noted.then(|| Command::node(Op::LeaseCheckpoint { remaining: vec![(id, 0)] }));
+        self.set_checkpointed(id, is_checkpointed);
+        let checkpoint =
+            is_checkpointed.then(|| Command::node(Op::LeaseCheckpoint { remaining: vec![(id, 0)] }));
         Renewal::Renewed { ttl_ms, checkpoint }
     }
 
-    /// What a lease has left; `None` when it is not known.
+    /// The remaining TTL of a lease; `None` if it is unknown.
     pub fn remaining_ms(&self, id: LeaseId, now_ms: u64) -> Option<u64> {
         self.leases.get(&id).map(|lease| lease.deadline_ms.saturating_sub(now_ms))
     }
 
     /// When to call [`LeaseClock::expired`] next.
-    pub fn next_end_ms(&self) -> Option<u64> {
-        self.ends.first().map(|(at, _)| *at)
+    pub fn next_expiry_ms(&self) -> Option<u64> {
+        self.expiries.first().map(|(at, _)| *at)
     }
 
-    /// When the first lease ends, whether or not its end was proposed.
+    /// The earliest deadline, whether or not its revocation was proposed.
     #[cfg(any(test, feature = "testing"))]
     pub(crate) fn next_deadline_ms(&self) -> Option<u64> {
         self.leases.values().map(|lease| lease.deadline_ms).min()
     }
 
-    /// The revocations to propose now, at most `max` of them.
+    /// The revocations to propose now, at most `max`.
     pub fn expired(&mut self, now_ms: u64, max: usize) -> Vec<Command> {
         let mut commands = Vec::new();
         while commands.len() < max
-            && let Some((propose_ms, id)) = self.ends.first().copied()
+            && let Some((propose_ms, id)) = self.expiries.first().copied()
             && propose_ms <= now_ms
         {
-            self.ends.pop_first();
-            let again_ms = now_ms.saturating_add(self.config.retry_ms.max(1));
+            self.expiries.pop_first();
+            let retry_at_ms = now_ms.saturating_add(self.config.retry_ms.max(1));
             if let Some(lease) = self.leases.get_mut(&id) {
-                lease.propose_ms = again_ms;
-                self.ends.insert((again_ms, id));
+                lease.propose_ms = retry_at_ms;
+                self.expiries.insert((retry_at_ms, id));
                 commands.push(Command::node(Op::LeaseRevoke { id }));
             }
         }
         commands
     }
 
-    /// What to note in the log now, if it is time for any lease.
+    /// The lease checkpoint to propose now, if one is due.
     pub fn checkpoint(&mut self, now_ms: u64) -> Option<Command> {
         let mut remaining = Vec::new();
         while remaining.len() < CHECKPOINT_BATCH
@@ -172,40 +173,46 @@ impl LeaseClock {
             self.checkpoints.pop_first();
             let next_ms = now_ms.saturating_add(self.config.checkpoint_interval_ms.max(1));
             let Some(lease) = self.leases.get_mut(&id) else { continue };
-            let rest_ms = lease.deadline_ms.saturating_sub(now_ms);
+            let remaining_ms = lease.deadline_ms.saturating_sub(now_ms);
             lease.checkpoint_ms = Some(next_ms);
             self.checkpoints.insert((next_ms, id));
-            // A rest of 0 would say "the whole time", and such a lease is about to end anyway.
-            if rest_ms > 0 {
-                // From now on, not from when it is applied: a renewal in between must take the note back.
-                lease.is_noted = true;
-                remaining.push((id, i64::try_from(rest_ms).unwrap_or(i64::MAX)));
+            // A remaining TTL of 0 would mean the full TTL, and such a lease is about to expire anyway.
+            if remaining_ms > 0 {
+                // Set at the proposal, not at apply: a renewal in between must reset the checkpoint.
+                lease.is_checkpointed = true;
+                remaining.push((id, i64::try_from(remaining_ms).unwrap_or(i64::MAX)));
             }
         }
         (!remaining.is_empty()).then(|| Command::node(Op::LeaseCheckpoint { remaining }))
     }
 
-    fn insert(&mut self, id: LeaseId, ttl_ms: i64, rest_ms: u64, now_ms: u64) {
-        let deadline_ms = now_ms.saturating_add(rest_ms);
+    fn insert(&mut self, id: LeaseId, ttl_ms: i64, remaining_ms: u64, now_ms: u64) {
+        let deadline_ms = now_ms.saturating_add(remaining_ms);
         let interval_ms = self.config.checkpoint_interval_ms;
-        let checkpoint_ms = (rest_ms > interval_ms).then(|| now_ms.saturating_add(interval_ms));
-        self.ends.insert((deadline_ms, id));
+        let checkpoint_ms = (remaining_ms > interval_ms).then(|| now_ms.saturating_add(interval_ms));
+        self.expiries.insert((deadline_ms, id));
         self.checkpoints.extend(checkpoint_ms.map(|at| (at, id)));
-        let timed = Timed { ttl_ms, deadline_ms, propose_ms: deadline_ms, checkpoint_ms, is_noted: false };
-        self.leases.insert(id, timed);
+        let deadline = LeaseDeadline {
+            ttl_ms,
+            deadline_ms,
+            propose_ms: deadline_ms,
+            checkpoint_ms,
+            is_checkpointed: false,
+        };
+        self.leases.insert(id, deadline);
     }
 
     fn remove(&mut self, id: LeaseId) {
         let Some(lease) = self.leases.remove(&id) else { return };
-        self.ends.remove(&(lease.propose_ms, id));
+        self.expiries.remove(&(lease.propose_ms, id));
         if let Some(at) = lease.checkpoint_ms {
             self.checkpoints.remove(&(at, id));
         }
     }
 
-    fn set_noted(&mut self, id: LeaseId, is_noted: bool) {
+    fn set_checkpointed(&mut self, id: LeaseId, is_checkpointed: bool) {
         if let Some(lease) = self.leases.get_mut(&id) {
-            lease.is_noted = is_noted;
+            lease.is_checkpointed = is_checkpointed;
         }
     }
 }

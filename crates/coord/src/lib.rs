@@ -1,21 +1,21 @@
-//! The coordination core: keys with revisions, transactions, leases and watches, with the meaning etcd gives them.
+//! The coordination service core: keys with revisions, transactions, leases and watches, with etcd's semantics.
 //!
-//! All but [`engine`] and [`api`] is a pure state machine: no clock, no randomness, no I/O, no await. The same commands in
-//! the same order give the same state on every node, and time enters only as an argument. [`engine`] runs it on a Raft
-//! group.
+//! All modules except [`engine`] and [`api`] are a pure state machine: no clock, no randomness, no I/O, no await. The
+//! same commands in the same order give the same state on every node, and time enters only as an argument. [`engine`]
+//! runs the state machine on a Raft group.
 //!
-//! | part | what it is | who runs it |
+//! | part | what it is | where it runs |
 //! |---|---|---|
-//! | [`State`] | what the Raft log adds up to: two key spaces, leases, alarms | every node, from the log |
-//! | [`Command`], [`Reply`] | what goes into the log and what comes out, with their binary form | |
-//! | [`snapshot`] | a [`State`] as a stream of checked frames, and back | every node |
-//! | [`shelf`] | a file that old values go to | every node |
-//! | [`bolt`] | the user's keys as a database file of etcd, and back | whoever backs up or moves in |
-//! | [`WatchHub`] | who wants to hear of which keys, and how far each has heard | the node that holds the stream |
-//! | [`LeaseClock`] | when leases end | the leader |
-//! | [`AutoCompactor`] | how far history may be forgotten | the leader |
+//! | [`State`] | the applied state of the Raft log: two key spaces, leases, alarms | every node, from the log |
+//! | [`Command`], [`Reply`] | the input and the output of apply, with their binary encoding | |
+//! | [`snapshot`] | a [`State`] as a stream of checksummed frames, and the restore from it | every node |
+//! | [`spill`] | the file that superseded values are moved to | every node |
+//! | [`bolt`] | the user keys as a bbolt database file of etcd, and the import of one | backup and restore |
+//! | [`WatchHub`] | the watchers, their key ranges and the next revision of each | the node that serves the watch stream |
+//! | [`LeaseClock`] | lease deadlines | the leader |
+//! | [`AutoCompactor`] | the revision that history is compacted to | the leader |
 //! | [`api`] | the etcd v3 API on a port | every node |
-//! | [`Coordinator`] | all of this on a node: proposals, reads, renewals, watch streams | every node |
+//! | [`Coordinator`] | the running service on a node: proposals, reads, lease keepalives, watch streams | every node |
 
 #![warn(missing_docs)]
 
@@ -30,9 +30,9 @@ mod lease_clock;
 mod range;
 mod reply;
 mod request;
-pub mod shelf;
 pub mod snapshot;
 mod space;
+pub mod spill;
 mod state;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;

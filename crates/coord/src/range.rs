@@ -1,57 +1,57 @@
-//! Which keys a request means, and which of the two spaces they are in.
+//! Key ranges of requests, and the key space they belong to.
 //!
-//! Invariant: the start of a range alone decides its space. A range that starts outside of [`SYSTEM_PREFIX`]
-//! never reaches a system key, however wide it is; one that starts inside never leaves it.
+//! Invariant: the start of a range alone decides its key space. A range that starts outside [`SYSTEM_PREFIX`] never
+//! contains a system key, however wide it is; one that starts inside never leaves it.
 
 use std::ops::Bound;
 
 use bytes::Bytes;
 
-/// Keys that begin with this are the cluster's own.
+/// Prefix of the system keys.
 pub const SYSTEM_PREFIX: &[u8] = b"/moim/";
 
-/// One of the two key spaces; each counts its own revisions.
+/// One of the two key spaces; each has its own revisions.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum SpaceId {
     /// Keys of users.
     User,
-    /// Keys of the cluster itself, written by nodes alone.
+    /// Keys of the cluster itself, written only by nodes.
     System,
 }
 
 impl SpaceId {
-    /// The space of a key, or of a range that starts with it.
+    /// The key space of a key, or of a range that starts with it.
     pub fn of(key: &[u8]) -> Self {
         if key.starts_with(SYSTEM_PREFIX) { Self::System } else { Self::User }
     }
 }
 
-/// A range as ordered maps take it.
+/// Bounds of a range in an ordered map.
 pub(crate) type Bounds<'a> = (Bound<&'a [u8]>, Bound<&'a [u8]>);
 
-/// Where a range ends.
+/// The end of a range.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub enum RangeEnd {
-    /// It is the start key alone.
+    /// The range is the start key alone.
     Single,
-    /// Before this key.
+    /// Exclusive end key.
     Before(Bytes),
-    /// Nowhere.
+    /// Unbounded.
     Open,
 }
 
-/// A set of neighbouring keys.
+/// A range of keys.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct KeyRange {
     /// The first key.
     pub start: Bytes,
-    /// Where it ends.
+    /// The end of the range.
     pub end: RangeEnd,
 }
 
 impl KeyRange {
-    /// The range of a request: an empty end is the single key, an end of one zero byte is every key from the
-    /// start on.
+    /// The range of a request: an empty `range_end` is the single key, a `range_end` of one zero byte is every key from
+    /// `key` on.
     pub fn new(key: Bytes, range_end: Bytes) -> Self {
         let end = match &range_end[..] {
             [] => RangeEnd::Single,
@@ -66,12 +66,12 @@ impl KeyRange {
         Self { start: key, end: RangeEnd::Single }
     }
 
-    /// The space it is in.
+    /// The key space of the range.
     pub fn space(&self) -> SpaceId {
         SpaceId::of(&self.start)
     }
 
-    /// Whether the key is in it.
+    /// True if the range contains the key.
     pub fn contains(&self, key: &[u8]) -> bool {
         match &self.end {
             RangeEnd::Single => key == self.start,
@@ -80,12 +80,12 @@ impl KeyRange {
         }
     }
 
-    /// Whether no key can be in it.
+    /// True if the range contains no key.
     pub fn is_empty(&self) -> bool {
         matches!(&self.end, RangeEnd::Before(end) if *end <= self.start)
     }
 
-    /// The bounds for an ordered map; `None` when the range is empty, on which such a map would panic.
+    /// The bounds for an ordered map; `None` for an empty range, on which such a map would panic.
     pub(crate) fn bounds(&self) -> Option<Bounds<'_>> {
         let end = match &self.end {
             RangeEnd::Single => Bound::Included(&self.start[..]),
@@ -105,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn a_range_holds_its_start_and_not_its_end() {
+    fn range_includes_its_start_and_excludes_its_end() {
         let cases: [(&str, &[u8], &str, bool); 8] = [
             ("a", b"", "a", true),
             ("a", b"", "aa", false),
@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn the_start_decides_the_space() {
+    fn range_start_decides_the_key_space() {
         assert_eq!(range("/", b"\0").space(), SpaceId::User);
         assert_eq!(range("/moim", b"").space(), SpaceId::User);
         assert_eq!(range("/moim/", b"\0").space(), SpaceId::System);

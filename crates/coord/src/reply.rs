@@ -1,4 +1,4 @@
-//! What comes back. Replies travel between nodes (a follower forwards), so they have a binary form too.
+//! Replies to requests. They have a binary encoding, because a follower forwards them.
 
 use bytes::Bytes;
 
@@ -6,133 +6,133 @@ use crate::error::Error;
 use crate::lease::LeaseId;
 use crate::request::Alarm;
 
-/// A key and what is known about it.
+/// A key-value with its revisions.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct KeyValue {
     /// The key.
     pub key: Bytes,
-    /// What it holds.
+    /// The value.
     pub value: Bytes,
-    /// The revision at which it appeared; 0 for a deletion.
+    /// The create revision; 0 for a deletion.
     pub create_revision: i64,
-    /// The revision of its last change.
+    /// The mod revision.
     pub mod_revision: i64,
-    /// How often it was put since it appeared; 0 for a deletion.
+    /// The number of puts since the key was created; 0 for a deletion.
     pub version: i64,
-    /// The lease that takes it away; 0 is none.
+    /// The lease the key is attached to; 0 for no lease.
     pub lease: LeaseId,
 }
 
-/// Entries of a range.
+/// Reply to a range read.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct RangeReply {
-    /// The revision of the space at the time of reading, whatever revision was asked for.
+    /// The current revision of the key space, whatever revision was read.
     pub revision: i64,
-    /// The entries.
+    /// The key-values.
     pub kvs: Vec<KeyValue>,
-    /// Whether the limit left some out.
+    /// True if the limit cut off key-values.
     pub more: bool,
-    /// How many keys are in the range, whatever limit and filters say.
+    /// The number of keys in the range, regardless of limit and filters.
     pub count: i64,
 }
 
-/// A put that happened.
+/// Reply to a put.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct PutReply {
-    /// Its revision.
+    /// The revision of the put.
     pub revision: i64,
-    /// What the key held before, if asked for.
+    /// The previous key-value, if requested.
     pub prev_kv: Option<KeyValue>,
 }
 
-/// A deletion that happened.
+/// Reply to a deletion.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct DeleteReply {
-    /// The revision after it: unchanged when there was nothing to delete.
+    /// The revision after it: unchanged if no key was deleted.
     pub revision: i64,
-    /// How many keys are gone.
+    /// The number of deleted keys.
     pub deleted: i64,
-    /// What they held, if asked for.
+    /// The deleted key-values, if requested.
     pub prev_kvs: Vec<KeyValue>,
 }
 
-/// The answer to one step of a transaction.
+/// Reply to one operation of a transaction.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum TxnOpReply {
-    /// To a read.
+    /// Reply to a range read.
     Range(RangeReply),
-    /// To a put.
+    /// Reply to a put.
     Put(PutReply),
-    /// To a deletion.
+    /// Reply to a deletion.
     Delete(DeleteReply),
-    /// To a transaction inside.
+    /// Reply to a nested transaction.
     Txn(TxnReply),
 }
 
-/// A transaction that happened.
+/// Reply to a transaction.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct TxnReply {
-    /// The revision after it: unchanged when it changed nothing. 0 in a nested reply, as in etcd.
+    /// The revision after it: unchanged if it changed nothing. 0 in a nested reply, as in etcd.
     pub revision: i64,
-    /// Whether the conditions held.
+    /// True if all compares held.
     pub succeeded: bool,
-    /// One answer for each step of the branch that was taken.
+    /// One reply for each operation of the chosen branch.
     pub responses: Vec<TxnOpReply>,
 }
 
-/// The checksum of a space up to a revision.
+/// Reply to a hash request: the checksum of a key space up to a revision.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct HashReply {
-    /// The checksum. Comparable between nodes of equal `compact_revision`, and not with etcd's.
+    /// The checksum. Comparable between nodes of equal `compact_revision`, but not with etcd's.
     pub hash: u32,
-    /// The revision it was taken at.
+    /// The revision of the checksum.
     pub hash_revision: i64,
-    /// How far history was forgotten; -1 when never.
+    /// The compact revision; -1 if never compacted.
     pub compact_revision: i64,
-    /// The revision of the space.
+    /// The current revision of the key space.
     pub revision: i64,
 }
 
-/// What a command comes to.
+/// Reply to a command.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Reply {
     /// Refused; nothing was changed.
     Error(Error),
-    /// To [`Op::Put`](crate::Op::Put).
+    /// Reply to [`Op::Put`](crate::Op::Put).
     Put(PutReply),
-    /// To [`Op::Delete`](crate::Op::Delete).
+    /// Reply to [`Op::Delete`](crate::Op::Delete).
     Delete(DeleteReply),
-    /// To [`Op::Txn`](crate::Op::Txn).
+    /// Reply to [`Op::Txn`](crate::Op::Txn).
     Txn(TxnReply),
-    /// To both kinds of compaction.
+    /// Reply to both kinds of compaction.
     Compacted {
-        /// The revision of the space: the user's for an automatic one.
+        /// The revision of the key space; of the user keys for an automatic compaction.
         revision: i64,
     },
-    /// To [`Op::LeaseGrant`](crate::Op::LeaseGrant).
+    /// Reply to [`Op::LeaseGrant`](crate::Op::LeaseGrant).
     LeaseGranted {
-        /// The revision of the user's space.
+        /// The revision of the user keys.
         revision: i64,
-        /// The lease.
+        /// The granted lease.
         id: LeaseId,
-        /// What was granted, possibly more than was asked for.
+        /// The granted TTL, possibly longer than requested.
         ttl_ms: i64,
     },
-    /// To [`Op::LeaseRevoke`](crate::Op::LeaseRevoke).
+    /// Reply to [`Op::LeaseRevoke`](crate::Op::LeaseRevoke).
     LeaseRevoked {
-        /// The revision of the user's space after it.
+        /// The revision of the user keys after it.
         revision: i64,
     },
-    /// To [`Op::AlarmOn`](crate::Op::AlarmOn) and [`Op::AlarmOff`](crate::Op::AlarmOff).
+    /// Reply to [`Op::AlarmOn`](crate::Op::AlarmOn) and [`Op::AlarmOff`](crate::Op::AlarmOff).
     Alarms {
-        /// The revision of the user's space.
+        /// The revision of the user keys.
         revision: i64,
-        /// The alarms that were changed by this command: none when it was on, or off, already.
+        /// The alarms changed by this command: empty if the alarm was in that state already.
         changed: Vec<Alarm>,
     },
-    /// To what has no answer of its own.
+    /// Reply to commands without a reply of their own.
     Done {
-        /// The revision of the user's space.
+        /// The revision of the user keys.
         revision: i64,
     },
 }

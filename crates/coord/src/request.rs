@@ -1,8 +1,8 @@
-//! What can be asked: reads, and the commands that go into the Raft log.
+//! Requests: range reads, and the commands that are proposed to the Raft log.
 //!
-//! Owns the shape of requests and the checks that need no state ([`Command::check`]): a server runs them
-//! before it proposes, and [`State::apply`](crate::State::apply) runs them again, because a log outlives the
-//! version that wrote it. Numbers and flags mean what etcd's messages of the same name mean.
+//! Owns the types of requests and the checks that need no state ([`Command::check`]): a server runs them before it
+//! proposes, and [`State::apply`](crate::State::apply) runs them again, because a log outlives the version that wrote
+//! it. Numbers and flags have the meaning of etcd's fields of the same name.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -12,15 +12,15 @@ use crate::error::Error;
 use crate::lease::LeaseId;
 use crate::range::{KeyRange, RangeEnd, SpaceId};
 
-/// The largest number of comparisons, or of operations in a branch, nested transactions included on the way down.
+/// Maximum number of compares, or of operations in a branch, counted along each path of nested transactions.
 pub const MAX_TXN_OPS: usize = 128;
-/// The largest encoded command a client may propose.
+/// Maximum size of an encoded command of a client.
 pub const MAX_REQUEST_BYTES: usize = 1_572_864;
 
-/// How a range is sorted.
+/// Sort order of a range.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum SortOrder {
-    /// By key; ascending when the target is not the key.
+    /// Key order; ascending if the target is not the key.
     #[default]
     None,
     /// Smallest first.
@@ -29,87 +29,87 @@ pub enum SortOrder {
     Descend,
 }
 
-/// What a range is sorted by.
+/// Sort target of a range.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum SortTarget {
     /// The key.
     #[default]
     Key,
-    /// The number of puts since the key appeared.
+    /// The version: the number of puts since the key was created.
     Version,
-    /// The revision at which the key appeared.
+    /// The create revision.
     Create,
-    /// The revision of the last change.
+    /// The mod revision.
     Mod,
     /// The value.
     Value,
 }
 
-/// A read of neighbouring keys.
+/// A range read.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct RangeRequest {
     /// The first key.
     pub key: Bytes,
-    /// Empty: that key alone; one zero byte: every key from there on; else the first key past the range.
+    /// Empty: `key` alone; one zero byte: every key from `key` on; else the exclusive end.
     pub range_end: Bytes,
-    /// At most this many entries; 0 is all.
+    /// Maximum number of key-values; 0 is no limit.
     pub limit: i64,
-    /// Read as of this revision; 0 or less is now.
+    /// The revision to read; 0 or less is the current one.
     pub revision: i64,
-    /// In which direction to sort.
+    /// The sort order.
     pub sort_order: SortOrder,
-    /// What to sort by.
+    /// The sort target.
     pub sort_target: SortTarget,
-    /// Leave the values out.
+    /// Omit the values.
     pub keys_only: bool,
-    /// Leave the entries out.
+    /// Return only the count.
     pub count_only: bool,
-    /// Only entries last changed at this revision or later; 0 is no bound, here and below.
+    /// Only keys with this mod revision or later; 0 is no bound, here and below.
     pub min_mod_revision: i64,
-    /// Only entries last changed at this revision or earlier.
+    /// Only keys with this mod revision or earlier.
     pub max_mod_revision: i64,
-    /// Only entries that appeared at this revision or later.
+    /// Only keys with this create revision or later.
     pub min_create_revision: i64,
-    /// Only entries that appeared at this revision or earlier.
+    /// Only keys with this create revision or earlier.
     pub max_create_revision: i64,
 }
 
 impl RangeRequest {
-    /// A read of one key as it is now.
+    /// A read of one key at the current revision.
     pub fn key(key: impl Into<Bytes>) -> Self {
         Self { key: key.into(), ..Self::default() }
     }
 
-    /// A read from a key to another as they are now.
+    /// A read of a key range at the current revision.
     pub fn between(key: impl Into<Bytes>, range_end: impl Into<Bytes>) -> Self {
         Self { key: key.into(), range_end: range_end.into(), ..Self::default() }
     }
 
-    /// The keys it means.
+    /// The key range of the request.
     pub fn range(&self) -> KeyRange {
         KeyRange::new(self.key.clone(), self.range_end.clone())
     }
 
-    /// Checks what needs no state.
+    /// Checks that need no state.
     pub fn check(&self) -> Result<(), Error> {
         check_key(&self.key)
     }
 }
 
-/// Gives a key a value.
+/// A put of one key.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct PutRequest {
     /// The key.
     pub key: Bytes,
-    /// What it holds from now on.
+    /// The new value.
     pub value: Bytes,
-    /// The lease that takes it away; 0 is none.
+    /// The lease to attach the key to; 0 for no lease.
     pub lease: LeaseId,
-    /// Answer with what the key held before.
+    /// Return the previous key-value.
     pub prev_kv: bool,
-    /// Keep the value it has.
+    /// Keep the current value.
     pub ignore_value: bool,
-    /// Keep the lease it has.
+    /// Keep the current lease.
     pub ignore_lease: bool,
 }
 
@@ -119,7 +119,7 @@ impl PutRequest {
         Self { key: key.into(), value: value.into(), ..Self::default() }
     }
 
-    /// Checks what needs no state.
+    /// Checks that need no state.
     pub(crate) fn check(&self) -> Result<(), Error> {
         check_key(&self.key)?;
         if self.ignore_value && !self.value.is_empty() {
@@ -132,54 +132,54 @@ impl PutRequest {
     }
 }
 
-/// Takes keys away.
+/// A deletion of a key range.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct DeleteRequest {
     /// The first key.
     pub key: Bytes,
     /// As in [`RangeRequest::range_end`].
     pub range_end: Bytes,
-    /// Answer with what the keys held.
+    /// Return the deleted key-values.
     pub prev_kv: bool,
 }
 
 impl DeleteRequest {
-    /// Takes one key away.
+    /// A deletion of one key.
     pub fn key(key: impl Into<Bytes>) -> Self {
         Self { key: key.into(), ..Self::default() }
     }
 
-    /// The keys it means.
+    /// The key range of the request.
     pub fn range(&self) -> KeyRange {
         KeyRange::new(self.key.clone(), self.range_end.clone())
     }
 }
 
-/// How the found and the given must relate.
+/// The relation that a compare requires between the stored and the given value.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum CompareResult {
-    /// Found is given.
+    /// Stored equals given.
     Equal,
-    /// Found is more than given.
+    /// Stored is greater than given.
     Greater,
-    /// Found is less than given.
+    /// Stored is less than given.
     Less,
-    /// Found is not given.
+    /// Stored differs from given.
     NotEqual,
 }
 
-/// What of a key is compared, and with what. A key that does not exist has 0 everywhere and no value.
+/// The compared field and the given value. A missing key has 0 in every number and no value.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum CompareTarget {
-    /// The number of puts since it appeared.
+    /// The version: the number of puts since the key was created.
     Version(i64),
-    /// The revision at which it appeared.
+    /// The create revision.
     Create(i64),
-    /// The revision of its last change.
+    /// The mod revision.
     Mod(i64),
-    /// Its value. Never true of a key that does not exist.
+    /// The value. Never true for a missing key.
     Value(Bytes),
-    /// Its lease.
+    /// The lease.
     Lease(LeaseId),
 }
 
@@ -190,38 +190,38 @@ pub struct Compare {
     pub key: Bytes,
     /// As in [`RangeRequest::range_end`].
     pub range_end: Bytes,
-    /// What is compared.
+    /// The compared field and the given value.
     pub target: CompareTarget,
-    /// How.
+    /// The required relation.
     pub result: CompareResult,
 }
 
-/// One step of a transaction.
+/// One operation of a transaction.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum TxnOp {
-    /// A read; it sees the steps before it.
+    /// A range read; it sees the operations before it.
     Range(RangeRequest),
     /// A put.
     Put(PutRequest),
     /// A deletion.
     Delete(DeleteRequest),
-    /// A transaction inside; its conditions look at the state before the outermost one.
+    /// A nested transaction; its compares see the state before the outermost one.
     Txn(TxnRequest),
 }
 
-/// Conditions, and what to do when all hold or one does not. All changes happen at one revision.
+/// Compares, and the operations to run if all hold or not. All changes have one revision.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct TxnRequest {
-    /// All must hold.
+    /// Conditions that must all hold for the success branch.
     pub compares: Vec<Compare>,
-    /// Done when they do.
+    /// Operations if all compares hold.
     pub success: Vec<TxnOp>,
-    /// Done when they do not.
+    /// Operations if a compare does not hold.
     pub failure: Vec<TxnOp>,
 }
 
 impl TxnRequest {
-    /// Whether neither branch can change anything. Such a transaction needs no log entry.
+    /// True if neither branch can change anything. Such a transaction needs no log entry.
     pub fn is_read_only(&self) -> bool {
         self.all_ops(&|op| match op {
             TxnOp::Range(_) => true,
@@ -230,7 +230,7 @@ impl TxnRequest {
         })
     }
 
-    /// Whether a branch puts anything: what a full store refuses.
+    /// True if a branch has a put: refused under NOSPACE.
     pub(crate) fn has_put(&self) -> bool {
         !self.all_ops(&|op| match op {
             TxnOp::Put(_) => false,
@@ -253,7 +253,7 @@ impl TxnRequest {
         self.success.iter().chain(&self.failure).all(holds)
     }
 
-    /// Checks what needs no state: sizes, empty keys, keys changed twice, the two spaces.
+    /// Checks that need no state: sizes, empty keys, keys changed twice, one key space.
     pub fn check(&self) -> Result<(), Error> {
         self.check_ops(MAX_TXN_OPS)?;
         changed_by(&self.success)?;
@@ -278,7 +278,7 @@ impl TxnRequest {
         Ok(())
     }
 
-    /// The one space of all its keys; a transaction without keys is the user's.
+    /// The key space of all its keys; a transaction without keys belongs to the user keys.
     pub fn space(&self) -> Result<SpaceId, Error> {
         let mut found = None;
         self.find_space(&mut found)?;
@@ -286,12 +286,12 @@ impl TxnRequest {
     }
 
     fn find_space(&self, found: &mut Option<SpaceId>) -> Result<(), Error> {
-        self.compares.iter().try_for_each(|compare| see_space(found, &compare.key))?;
+        self.compares.iter().try_for_each(|compare| check_same_space(found, &compare.key))?;
         for op in self.success.iter().chain(&self.failure) {
             match op {
-                TxnOp::Range(range) => see_space(found, &range.key)?,
-                TxnOp::Put(put) => see_space(found, &put.key)?,
-                TxnOp::Delete(delete) => see_space(found, &delete.key)?,
+                TxnOp::Range(range) => check_same_space(found, &range.key)?,
+                TxnOp::Put(put) => check_same_space(found, &put.key)?,
+                TxnOp::Delete(delete) => check_same_space(found, &delete.key)?,
                 TxnOp::Txn(inner) => inner.find_space(found)?,
             }
         }
@@ -299,92 +299,92 @@ impl TxnRequest {
     }
 }
 
-fn see_space(found: &mut Option<SpaceId>, key: &[u8]) -> Result<(), Error> {
+fn check_same_space(found: &mut Option<SpaceId>, key: &[u8]) -> Result<(), Error> {
     let space = SpaceId::of(key);
     if *found.get_or_insert(space) == space { Ok(()) } else { Err(Error::TxnAcrossSpaces) }
 }
 
-/// A kind of trouble that stops writes until an operator has dealt with it.
+/// A condition that stops writes until an operator disarms it.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum AlarmKind {
-    /// A member has no room left: nothing may grow.
+    /// A member has no space left: commands that grow the state are refused.
     NoSpace,
-    /// Members disagree: nothing may be trusted.
+    /// Members disagree: all client commands are refused.
     Corrupt,
 }
 
 /// An alarm and the member that raised it.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct Alarm {
-    /// What is wrong.
+    /// The kind of alarm.
     pub kind: AlarmKind,
-    /// Where.
+    /// The member that raised it.
     pub member: u64,
 }
 
-/// Who asks.
+/// The origin of a command.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Origin {
-    /// Anybody on the etcd port.
+    /// A client of the etcd port.
     Client,
     /// A node of the cluster.
     Node,
 }
 
-/// A change, as it goes into the log.
+/// A change, as proposed to the log.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Command {
-    /// Who asks.
+    /// The origin of the command.
     pub origin: Origin,
-    /// For what.
+    /// The operation.
     pub op: Op,
 }
 
-/// What a command does.
+/// The operation of a command.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Op {
-    /// Gives a key a value.
+    /// Puts a key.
     Put(PutRequest),
-    /// Takes keys away.
+    /// Deletes a key range.
     Delete(DeleteRequest),
-    /// Compares, then does.
+    /// Runs a transaction.
     Txn(TxnRequest),
-    /// Forgets history before a revision; an error when that is forgotten already or still to come.
+    /// Compacts history before a revision; fails if the revision is compacted already or in the future.
     Compact {
-        /// Of which space.
+        /// The key space.
         space: SpaceId,
-        /// The first revision that stays readable.
+        /// The compact revision: the first one that stays readable.
         revision: i64,
     },
-    /// Forgets history as far as there is any: what the leader proposes by itself, possibly twice.
+    /// Compacts history as far as possible: proposed by the leader itself, possibly twice.
     AutoCompact {
-        /// The first revision of the user's space that stays readable.
+        /// The compact revision of the user keys.
         user: i64,
-        /// The same for the system keys.
+        /// The compact revision of the system keys.
         system: i64,
     },
-    /// Makes a lease.
+    /// Grants a lease.
     LeaseGrant {
-        /// Its name, chosen by the proposer. Not 0.
+        /// The lease id, chosen by the proposer. Not 0.
         id: LeaseId,
-        /// How long it lives without being kept alive.
+        /// The requested TTL.
         ttl_ms: i64,
     },
-    /// Ends a lease and its keys.
+    /// Revokes a lease and deletes its keys.
     LeaseRevoke {
-        /// Its name.
+        /// The lease id.
         id: LeaseId,
     },
-    /// Notes how long leases have left, for the next leader. 0 is the whole time. Unknown leases are passed over.
+    /// Checkpoints the remaining TTLs of leases, for the next leader. 0 is the full TTL. Unknown leases are skipped.
     LeaseCheckpoint {
-        /// Leases and their rest in milliseconds.
+        /// Leases and their remaining TTL in milliseconds.
         remaining: Vec<(LeaseId, i64)>,
     },
     /// Raises an alarm.
     AlarmOn(Alarm),
-    /// Takes an alarm back.
+    /// Disarms an alarm.
     AlarmOff(Alarm),
-    /// Nothing: what a new leader commits first.
+    /// No operation: the first entry of a new leader.
     Nothing,
 }
 
@@ -399,7 +399,7 @@ impl Command {
         Self { origin: Origin::Node, op }
     }
 
-    /// Checks what needs no state. What fails here is answered without a log entry.
+    /// Checks that need no state. A command that fails here is refused without a log entry.
     pub fn check(&self) -> Result<(), Error> {
         match &self.op {
             Op::Put(put) => {
@@ -415,7 +415,7 @@ impl Command {
                 if txn.is_read_only() { Ok(()) } else { self.check_writer(txn.space()?) }
             }
             Op::Compact { space, .. } => self.check_writer(*space),
-            // What only a leader proposes has no client's form.
+            // Only a leader proposes these; clients have no such request.
             Op::LeaseCheckpoint { .. } | Op::AutoCompact { .. } => self.check_writer(SpaceId::System),
             Op::LeaseGrant { .. }
             | Op::LeaseRevoke { .. }
@@ -439,11 +439,11 @@ fn check_key(key: &[u8]) -> Result<(), Error> {
 
 /// The keys that a list of operations may put, and the ranges it may delete; refuses a key changed twice.
 ///
-/// The rule is etcd's, in its order: deletions may overlap each other; a put may not meet a deletion of the
-/// same list or of a nested transaction that came before, nor another put, except one in the other branch of
-/// the same nested transaction. A nested put and a *later* nested deletion of the same key pass; both happen,
-/// in order, at one revision. So do a put and a deletion "from this key on" (`range_end` of one zero byte): etcd
-/// compares with that end as a key, before which nothing is.
+/// The rule is etcd's, in its order: deletions may overlap each other; a put may not overlap a deletion of the same
+/// list or of an earlier nested transaction, nor another put, except one in the other branch of the same nested
+/// transaction. A nested put and a *later* nested deletion of the same key pass; both are applied, in order, at one
+/// revision. So do a put and a deletion "from this key on" (`range_end` of one zero byte): etcd compares with that end
+/// as a key, which no key precedes.
 fn changed_by(ops: &[TxnOp]) -> Result<(BTreeSet<&[u8]>, Deletions), Error> {
     let mut deleted = Deletions::default();
     for op in ops {
@@ -478,7 +478,7 @@ fn changed_by(ops: &[TxnOp]) -> Result<(BTreeSet<&[u8]>, Deletions), Error> {
 /// A set of keys as disjoint intervals, so that thousands of deletions against thousands of puts stay cheap.
 #[derive(Default)]
 struct Deletions {
-    /// Start to end (exclusive). Invariant: disjoint and not touching.
+    /// Start to end (exclusive). Invariant: disjoint and not adjacent.
     intervals: BTreeMap<Bytes, Bytes>,
 }
 
@@ -501,7 +501,7 @@ impl Deletions {
 
     fn insert_interval(&mut self, mut start: Bytes, mut end: Bytes) {
         loop {
-            // The last interval that starts at or before our end is the only one that can still meet us.
+            // Only the last interval that starts at or before `end` can still overlap.
             let candidate = self.intervals.range(..=end.clone()).next_back();
             let Some((other_start, other_end)) = candidate else { break };
             if *other_end < start {

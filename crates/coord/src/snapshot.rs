@@ -1,12 +1,12 @@
-//! A whole [`State`] as a stream of checked frames, and back.
+//! Snapshot of a whole [`State`] as a stream of checksummed frames, and its restore.
 //!
-//! A stream is a header and frames; a frame is its length, the CRC-32C of its payload, and the payload. The
-//! first frame holds the counters, leases and alarms, the last says how many records there were, so a stream
-//! that was cut off between frames is found too. [`Restorer`] takes bytes in pieces of any size and asks for
-//! no more memory than one frame beyond the state itself.
+//! A stream is a header and frames; a frame is its length, the CRC-32C of its payload, and the payload. The first frame
+//! holds the counters, leases and alarms; the last holds the number of records, so a stream truncated between frames is
+//! detected too. [`Restorer`] takes bytes in pieces of any size and needs no more memory than one frame beyond the
+//! state itself.
 //!
-//! Invariants: equal states give equal bytes, and a restored state answers every request as the original
-//! does. A stream is accepted whole or not at all. Formats newer than [`FORMAT`] are refused.
+//! Invariants: equal states give equal bytes, and a restored state answers every request as the original does. A stream
+//! is restored completely or not at all. Formats newer than [`FORMAT`] are refused.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -17,20 +17,20 @@ use crate::codec::{DecodeError, Input, put_bytes, put_i64, put_lease, put_u64};
 use crate::lease::{Lease, LeaseId};
 use crate::range::SpaceId;
 use crate::request::{Alarm, AlarmKind, Origin};
-use crate::shelf::Shelf;
 use crate::space::Space;
 use crate::space::log::{Change, Version};
+use crate::spill::SpillFile;
 use crate::state::State;
 
-/// What a stream begins with.
+/// The first bytes of a stream.
 const MAGIC: [u8; 8] = *b"MOIMCOOR";
 /// The format that is written. Every format up to it is read.
 pub const FORMAT: u16 = 1;
 const HEADER_BYTES: usize = 10;
 const FRAME_HEADER_BYTES: usize = 8;
-/// A frame is closed once it has this much.
+/// Target payload size of a frame.
 const FRAME_BYTES: usize = 64 << 10;
-/// No frame is longer: one record of the largest request, and the counters of very many leases.
+/// Maximum payload size: one record of the largest request, or the counters of very many leases.
 const MAX_FRAME_BYTES: usize = 1 << 30;
 
 const TAG_COUNTERS: u8 = 1;
@@ -38,44 +38,44 @@ const TAG_BASE: u8 = 2;
 const TAG_CHANGE: u8 = 3;
 const TAG_END: u8 = 4;
 
-/// Why a stream is not a state, or a state not a stream.
+/// Why a snapshot cannot be restored, or not be taken.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum SnapshotError {
-    /// It does not begin as one.
-    #[error("this is not a snapshot of the coordination state")]
+    /// The magic is wrong.
+    #[error("not a snapshot of the coordination state")]
     Magic,
     /// Written by a newer version.
     #[error("snapshot format {0} is newer than this version reads ({FORMAT})")]
     Format(u16),
-    /// A frame's checksum is wrong.
-    #[error("frame {0} of the snapshot is damaged")]
+    /// The checksum of a frame is wrong.
+    #[error("snapshot frame {0}: checksum mismatch")]
     Checksum(u64),
-    /// A frame has a length that none has.
-    #[error("frame {0} of the snapshot has an impossible length")]
+    /// The length of a frame is out of range.
+    #[error("snapshot frame {0}: length out of range")]
     Length(u64),
-    /// A record cannot be read.
-    #[error("a record of the snapshot cannot be read: {0}")]
+    /// A record cannot be decoded.
+    #[error("undecodable snapshot record: {0}")]
     Record(#[from] DecodeError),
-    /// Records are valid and do not fit together.
-    #[error("the snapshot contradicts itself: {0}")]
-    Contradiction(&'static str),
-    /// The state it was begun on was replaced by another while it was taken.
-    #[error("the state was replaced while its snapshot was taken")]
+    /// The records are valid and inconsistent with each other.
+    #[error("inconsistent snapshot: {0}")]
+    Inconsistent(&'static str),
+    /// The state was replaced by a restore while its snapshot was taken.
+    #[error("snapshot aborted: the state was replaced by a restore")]
     Replaced,
-    /// It ends too early, or goes on after its end.
-    #[error("the snapshot is not complete")]
+    /// The stream ends too early, or continues after its end record.
+    #[error("incomplete snapshot")]
     Incomplete,
 }
 
 impl State {
-    /// The state as a stream, in pieces of about 64 KiB, between two commands.
+    /// The whole state as a stream, in chunks of about 64 KiB.
     pub fn snapshot(&self) -> impl Iterator<Item = Bytes> {
         let mut cursor = self.begin_snapshot(FRAME_BYTES);
-        std::iter::from_fn(move || cursor.next_chunk(self).expect("the state is borrowed, so it is the same"))
+        std::iter::from_fn(move || cursor.next_chunk(self).expect("a borrowed state is not replaced"))
     }
 
-    /// Starts a snapshot of the state as it is now, to be taken in pieces of about `chunk_bytes` while
-    /// commands go on. Memory of forgotten changes comes back after the cursor is dropped.
+    /// Begins a snapshot of the current state, taken in chunks of about `chunk_bytes` while commands are applied.
+    /// Compacted changes are reclaimed after the cursor is dropped.
     pub fn begin_snapshot(&self, chunk_bytes: usize) -> SnapshotCursor {
         let mut header = Vec::with_capacity(256);
         header.extend_from_slice(&MAGIC);
@@ -101,17 +101,17 @@ impl State {
     }
 }
 
-/// A snapshot that is being taken.
+/// A snapshot in progress.
 ///
-/// It needs no copy of the state: history does not change behind its back. Changes only join the end of the
-/// log, past where the snapshot ends, and what would leave its front stays until the snapshot is done.
+/// It needs no copy of the state: history does not change under it. Changes are only appended to the log, past the end
+/// of the snapshot, and nothing is removed from its front until the snapshot is done.
 #[derive(Debug)]
 pub struct SnapshotCursor {
-    /// Held, it keeps the state from reclaiming; equal, it proves that this is the same state.
+    /// Held, it stops the state from reclaiming; equal, it proves that this is the same state.
     pin: Arc<()>,
     chunk_bytes: usize,
     applied: u64,
-    /// Where the log of each space ended when the snapshot began.
+    /// The end of the log of each key space when the snapshot began.
     log_ends: [u64; 2],
     count: u64,
     stage: Stage,
@@ -120,22 +120,22 @@ pub struct SnapshotCursor {
 #[derive(Debug)]
 enum Stage {
     Header(Bytes),
-    /// The bases of a space after this key.
+    /// The bases of a key space after this key.
     Bases(SpaceId, Option<Bytes>),
-    /// The log of a space from this position on.
+    /// The log of a key space from this position on.
     Log(SpaceId, u64),
     End,
     Done,
 }
 
 impl SnapshotCursor {
-    /// The log index of the last command in it.
+    /// The log index of the last command in the snapshot.
     pub fn applied_index(&self) -> u64 {
         self.applied
     }
 
-    /// The next piece; `None` after the last. Refused when `state` is not the one the snapshot was begun on,
-    /// as after a member was sent a newer state: that one has another history.
+    /// The next chunk; `None` after the last. Fails if `state` is not the one the snapshot was begun on, as after a
+    /// restore from another member: that state has another history.
     pub fn next_chunk(&mut self, state: &State) -> Result<Option<Bytes>, SnapshotError> {
         if !Arc::ptr_eq(&self.pin, &state.pin) {
             return Err(SnapshotError::Replaced);
@@ -155,7 +155,7 @@ impl SnapshotCursor {
         })
     }
 
-    /// Fills a frame, going through the stages as they end.
+    /// Fills a frame, advancing through the stages.
     fn encode_records(&mut self, out: &mut Vec<u8>, state: &State) {
         let full = out.len() + self.chunk_bytes;
         while out.len() < full {
@@ -229,7 +229,7 @@ fn encode_counters(out: &mut Vec<u8>, state: &State) {
     }
 }
 
-/// The bytes of a change: also what is hashed.
+/// The bytes of a change; also the input of the hash.
 pub(crate) fn encode_change(out: &mut Vec<u8>, change: &Change) {
     let version = &change.version;
     out.push(u8::from(version.value.is_some()));
@@ -249,8 +249,8 @@ fn decode_change(input: &mut Input) -> Result<Change, SnapshotError> {
     // Copied: a slice would keep its whole frame in memory.
     let key = Bytes::copy_from_slice(&input.bytes()?);
     let revision = input.i64()?;
-    let sub =
-        u32::try_from(input.u64()?).map_err(|_| SnapshotError::Contradiction("a change has no number"))?;
+    let sub = u32::try_from(input.u64()?)
+        .map_err(|_| SnapshotError::Inconsistent("sub-number of a change out of range"))?;
     let mut version = Version::tombstone(revision, sub);
     if is_put {
         version.value = Some(Bytes::copy_from_slice(&input.bytes()?).into());
@@ -265,7 +265,7 @@ fn flag(input: &mut Input) -> Result<bool, SnapshotError> {
     match input.u8()? {
         0 => Ok(false),
         1 => Ok(true),
-        _ => Err(SnapshotError::Contradiction("a flag is neither on nor off")),
+        _ => Err(SnapshotError::Inconsistent("flag is neither 0 nor 1")),
     }
 }
 
@@ -274,7 +274,7 @@ fn flag(input: &mut Input) -> Result<bool, SnapshotError> {
 pub struct Restorer {
     buffer: BytesMut,
     state: Option<State>,
-    shelf: Option<Shelf>,
+    spill: Option<SpillFile>,
     seen_header: bool,
     frames: u64,
     records: u64,
@@ -288,18 +288,18 @@ impl Default for Restorer {
 }
 
 impl Restorer {
-    /// Has nothing yet.
+    /// A restorer without input.
     pub fn new() -> Self {
-        Self::with_shelf(None)
+        Self::with_spill(None)
     }
 
-    /// The same, for a state whose old values go to a shelf.
-    pub fn with_shelf(shelf: Option<Shelf>) -> Self {
+    /// A restorer for a state with a spill file.
+    pub fn with_spill(spill: Option<SpillFile>) -> Self {
         let buffer = BytesMut::new();
-        Self { buffer, state: None, shelf, seen_header: false, frames: 0, records: 0, ended: false }
+        Self { buffer, state: None, spill, seen_header: false, frames: 0, records: 0, ended: false }
     }
 
-    /// Takes the next bytes. After an error the stream is lost.
+    /// Consumes the next bytes. After an error the stream is unusable.
     pub fn push(&mut self, bytes: &[u8]) -> Result<(), SnapshotError> {
         self.buffer.extend_from_slice(bytes);
         if !self.seen_header {
@@ -317,12 +317,12 @@ impl Restorer {
             self.seen_header = true;
         }
         while let Some(frame) = self.next_frame()? {
-            self.take_frame(frame)?;
+            self.on_frame(frame)?;
         }
         Ok(())
     }
 
-    /// The state, when the stream was whole.
+    /// The state, if the stream was complete.
     pub fn finish(self) -> Result<State, SnapshotError> {
         match self.state {
             Some(state) if self.ended && self.buffer.is_empty() => Ok(state),
@@ -348,7 +348,7 @@ impl Restorer {
         Ok(Some(frame))
     }
 
-    fn take_frame(&mut self, frame: Bytes) -> Result<(), SnapshotError> {
+    fn on_frame(&mut self, frame: Bytes) -> Result<(), SnapshotError> {
         let mut input = Input { bytes: frame };
         while !input.bytes.is_empty() {
             if self.ended {
@@ -357,7 +357,7 @@ impl Restorer {
             let tag = input.u8()?;
             match (&mut self.state, tag) {
                 (state @ None, TAG_COUNTERS) => {
-                    *state = Some(decode_counters(&mut input, self.shelf.as_ref())?)
+                    *state = Some(decode_counters(&mut input, self.spill.as_ref())?)
                 }
                 (Some(state), TAG_BASE | TAG_CHANGE) => {
                     let system = flag(&mut input)?;
@@ -370,22 +370,22 @@ impl Restorer {
                     }
                     self.ended = true;
                 }
-                _ => return Err(SnapshotError::Contradiction("a record is out of place")),
+                _ => return Err(SnapshotError::Inconsistent("unexpected record tag")),
             }
         }
         if self.ended {
-            self.hang_keys_on_leases()?;
+            self.attach_keys_to_leases()?;
         }
         Ok(())
     }
 
-    /// Which keys hang on a lease follows from the keys, so the stream does not say it twice.
-    fn hang_keys_on_leases(&mut self) -> Result<(), SnapshotError> {
+    /// The keys of a lease follow from the keys, so the stream does not store them twice.
+    fn attach_keys_to_leases(&mut self) -> Result<(), SnapshotError> {
         let Some(state) = &mut self.state else { return Ok(()) };
         for (id, space) in [(SpaceId::User, &state.user), (SpaceId::System, &state.system)] {
             for change in space.live().filter(|change| !change.version.lease.is_none()) {
                 let lease = state.leases.by_id.get_mut(&change.version.lease);
-                let lease = lease.ok_or(SnapshotError::Contradiction("a key hangs on no lease"))?;
+                let lease = lease.ok_or(SnapshotError::Inconsistent("key attached to an unknown lease"))?;
                 lease.keys.insert((id, change.key.clone()));
             }
         }
@@ -395,22 +395,22 @@ impl Restorer {
 
 fn restore_change(state: &mut State, tag: u8, system: bool, change: Change) -> Result<(), SnapshotError> {
     if (SpaceId::of(&change.key) == SpaceId::System) != system {
-        return Err(SnapshotError::Contradiction("a key is in the wrong space"));
+        return Err(SnapshotError::Inconsistent("key in the wrong key space"));
     }
     let space = if system { &mut state.system } else { &mut state.user };
     let fits = if tag == TAG_BASE { space.restore_base(change) } else { space.restore_change(change) };
-    if fits { Ok(()) } else { Err(SnapshotError::Contradiction("a change does not follow those before it")) }
+    if fits { Ok(()) } else { Err(SnapshotError::Inconsistent("change out of order")) }
 }
 
-fn decode_counters(input: &mut Input, shelf: Option<&Shelf>) -> Result<State, SnapshotError> {
+fn decode_counters(input: &mut Input, spill: Option<&SpillFile>) -> Result<State, SnapshotError> {
     let mut state = State::new();
     state.applied = input.u64()?;
     for space in [&mut state.user, &mut state.system] {
         let (revision, compact_revision) = (input.i64()?, input.i64()?);
         if revision < 1 || compact_revision < -1 || compact_revision > revision {
-            return Err(SnapshotError::Contradiction("a revision is out of range"));
+            return Err(SnapshotError::Inconsistent("revision out of range"));
         }
-        *space = Space::restored(revision, compact_revision, shelf.cloned());
+        *space = Space::restored(revision, compact_revision, spill.cloned());
     }
     for _ in 0..input.u64()? {
         let id = input.lease()?;
@@ -418,7 +418,7 @@ fn decode_counters(input: &mut Input, shelf: Option<&Shelf>) -> Result<State, Sn
         let origin = if flag(input)? { Origin::Node } else { Origin::Client };
         let lease = Lease { ttl_ms, remaining_ms, origin, keys: BTreeSet::new() };
         if id == LeaseId::NONE || state.leases.by_id.insert(id, lease).is_some() {
-            return Err(SnapshotError::Contradiction("a lease is there twice"));
+            return Err(SnapshotError::Inconsistent("duplicate lease"));
         }
     }
     for _ in 0..input.u64()? {

@@ -1,17 +1,17 @@
 //! One key space with all its versions since the last compaction.
 //!
-//! Changes are kept once, in a [log](log::Log) in the order in which they happened: what watchers read. A key
-//! is an [entry](keys::Keys) that points into the log. Compaction takes changes off the front of the log;
-//! the last one of a key that still counts moves into the key's own entry. So its cost is the number of
-//! changes it forgets, not of keys, and [`Space::reclaim`] pays it in small steps after `compact` has closed
-//! the door at once.
+//! Changes are stored once, in a [log](log::Log) in revision order, which watchers read. A key is an
+//! [entry](keys::Keys) that points into the log. Compaction removes changes from the front of the log; the last change
+//! of a key that is still visible moves into the key's entry as its base. So the cost of compaction is the number of
+//! changes removed, not of keys, and [`Space::reclaim`] pays it in small steps after `compact` has moved the compact
+//! revision at once.
 //!
-//! Values that a later change has replaced leave memory for a [shelf](crate::shelf), all but the latest of them:
-//! watchers that want to know what was there before ask for those.
+//! Superseded values leave memory for a [spill file](crate::spill), except the most recent ones: watchers with
+//! `prev_kv` read those.
 //!
-//! Invariants: an entry has at least one version, and the last is a tombstone only while the log holds it. A
-//! read at `compact_revision` or later finds all that was there then. `revision` grows by one for each
-//! committed group of changes; changes in a group are numbered.
+//! Invariants: an entry has at least one version, and the last is a tombstone only while the log holds it. A read at
+//! `compact_revision` or later finds every version visible then. `revision` grows by one for each committed group of
+//! changes; changes in a group are numbered.
 
 use std::collections::VecDeque;
 use std::ops::Bound;
@@ -21,7 +21,7 @@ use bytes::Bytes;
 use crate::lease::LeaseId;
 use crate::range::{KeyRange, RangeEnd};
 use crate::reply::KeyValue;
-use crate::shelf::{Shelf, Shelver, Value};
+use crate::spill::{SpillFile, SpillWriter, Value};
 
 mod keys;
 pub(crate) mod log;
@@ -29,45 +29,45 @@ pub(crate) mod log;
 use keys::Keys;
 use log::{Change, Log, Version};
 
-/// What a retained change costs beside its bytes, about: the change, its entry and their allocations.
+/// Approximate memory of a retained change beside its bytes: the change, its entry and their allocations.
 const OVERHEAD_BYTES: usize = 200;
 
-/// Replaced values that are still in memory: so many, and together of so many bytes. Few in tests, so that they see
-/// old ones.
-const FRESH_VALUES: usize = if cfg!(test) { 4 } else { 1_024 };
-const FRESH_BYTES: usize = 1 << 20;
+/// Superseded values kept in memory: at most this many, and at most this many bytes. Few in tests, so that tests reach
+/// spilled values.
+const MAX_SUPERSEDED_VALUES: usize = if cfg!(test) { 4 } else { 1_024 };
+const MAX_SUPERSEDED_BYTES: usize = 1 << 20;
 
-/// See the top of the file.
+/// See the module comment.
 #[derive(Debug)]
 pub(crate) struct Space {
     keys: Keys,
     log: Log,
     revision: i64,
     compact_revision: i64,
-    /// Changes of the group that is being made. Invariant: 0 between commands.
+    /// Changes in the open group. Invariant: 0 between commands.
     open_changes: u32,
     live_keys: usize,
     bytes: usize,
-    shelver: Shelver,
-    replaced: VecDeque<Replaced>,
-    replaced_bytes: usize,
+    spill_writer: SpillWriter,
+    superseded: VecDeque<Superseded>,
+    superseded_bytes: usize,
 }
 
-/// A value that is not its key's newest any more and is to be laid down.
+/// A value that is no longer its key's newest and waits to be spilled.
 #[derive(Debug)]
-struct Replaced {
+struct Superseded {
     slot: u32,
-    /// Where it was in the log; it may be its key's base by now, or gone.
+    /// Its log position; it may have become its key's base, or be removed.
     at: Option<u64>,
     bytes: usize,
 }
 
-/// Where the versions of one key are.
+/// The versions of one key.
 #[derive(Debug, Default)]
 struct Entry {
-    /// The newest version that compaction has taken off the log. Never a tombstone.
+    /// The newest version that compaction has removed from the log. Never a tombstone.
     base: Option<Box<Change>>,
-    /// The rest, oldest first.
+    /// The log positions of the other versions, oldest first.
     recent: Recent,
 }
 
@@ -128,12 +128,12 @@ impl Recent {
         }
     }
 
-    /// How many are of a revision before `revision`.
+    /// The number of positions with a revision before `revision`.
     fn count_before(&self, log: &Log, revision: i64) -> usize {
         match self {
             Self::None => 0,
             Self::One(at) => usize::from(log.get(*at).version.revision < revision),
-            // Reads of now, which most are, want all of them.
+            // Reads at the current revision, which are most, want all of them.
             Self::Many(all) if all.back().is_some_and(|at| log.get(*at).version.revision < revision) => {
                 all.len()
             }
@@ -165,19 +165,19 @@ impl Space {
         Self::restored(1, -1, None)
     }
 
-    /// Values that are replaced from now on are laid down there.
-    pub(crate) fn set_shelf(&mut self, shelf: Option<Shelf>) {
-        self.shelver = Shelver::new(shelf);
-        self.replaced = VecDeque::new();
-        self.replaced_bytes = 0;
+    /// Sets the spill file for values superseded from now on.
+    pub(crate) fn set_spill(&mut self, spill: Option<SpillFile>) {
+        self.spill_writer = SpillWriter::new(spill);
+        self.superseded = VecDeque::new();
+        self.superseded_bytes = 0;
     }
 
-    pub(crate) fn shelf(&self) -> Option<&Shelf> {
-        self.shelver.shelf()
+    pub(crate) fn spill(&self) -> Option<&SpillFile> {
+        self.spill_writer.file()
     }
 
-    /// An empty space at a revision, to be filled from a snapshot.
-    pub(crate) fn restored(revision: i64, compact_revision: i64, shelf: Option<Shelf>) -> Self {
+    /// An empty key space at a revision, to be filled from a snapshot.
+    pub(crate) fn restored(revision: i64, compact_revision: i64, spill: Option<SpillFile>) -> Self {
         Self {
             keys: Keys::default(),
             log: Log::new(),
@@ -186,9 +186,9 @@ impl Space {
             open_changes: 0,
             live_keys: 0,
             bytes: 0,
-            shelver: Shelver::new(shelf),
-            replaced: VecDeque::new(),
-            replaced_bytes: 0,
+            spill_writer: SpillWriter::new(spill),
+            superseded: VecDeque::new(),
+            superseded_bytes: 0,
         }
     }
 
@@ -212,24 +212,24 @@ impl Space {
         &self.log
     }
 
-    /// The revision that reads see: with the changes of the open group, if there are any.
+    /// The revision that reads see: includes the open group, if it has changes.
     pub(crate) fn view_revision(&self) -> i64 {
         self.revision + i64::from(self.open_changes > 0)
     }
 
-    /// Ends the group of changes; the revision moves if there were any.
+    /// Ends the open group of changes; the revision advances if there were any.
     pub(crate) fn commit(&mut self) {
         self.revision = self.view_revision();
         self.open_changes = 0;
     }
 
-    /// The newest version of a key, if it lives.
+    /// The newest version of a key, if it is live.
     pub(crate) fn current(&self, key: &[u8]) -> Option<&Change> {
         let change = self.find(key)?.newest(&self.log);
         change.is_put().then_some(change)
     }
 
-    /// What a key was at a revision, if it lived then.
+    /// The version of a key at a revision, if it was live then.
     pub(crate) fn get_at(&self, key: &[u8], revision: i64) -> Option<&Change> {
         self.find(key)?.at(&self.log, revision).filter(|change| change.is_put())
     }
@@ -272,7 +272,7 @@ impl Space {
         (old_lease, stored)
     }
 
-    /// Takes a live key away in the open group; returns the lease it had and the stored key.
+    /// Deletes a live key in the open group; returns the lease it had and the stored key.
     pub(crate) fn delete(&mut self, key: &[u8]) -> Option<(LeaseId, Bytes)> {
         let slot = self.keys.find(key, &self.log)?;
         let newest = self.keys.entry(slot).newest(&self.log);
@@ -287,48 +287,48 @@ impl Space {
         Some((lease, stored))
     }
 
-    /// Logs a change of a key that is in a slot, or of a new one.
+    /// Logs a change of a key in a slot, or of a new key.
     fn push(&mut self, found: Option<u32>, change: Change) {
         self.bytes += change.cost();
         let key = change.key.clone();
         let at = self.log.push(change);
         match found {
             Some(slot) => {
-                self.note_replaced(slot);
+                self.on_superseded(slot);
                 self.keys.entry_mut(slot).recent.push(at);
             }
             None => self.keys.insert(key, Entry { base: None, recent: Recent::One(at) }),
         }
     }
 
-    /// A change of the key in this slot is about to follow its newest one.
-    fn note_replaced(&mut self, slot: u32) {
-        if self.shelver.shelf().is_none() {
+    /// Called before a change supersedes the newest value of the key in this slot.
+    fn on_superseded(&mut self, slot: u32) {
+        if self.spill_writer.file().is_none() {
             return;
         }
         let entry = self.keys.entry(slot);
         let bytes = entry.newest(&self.log).version.value.as_ref().map_or(0, Value::len);
         let at = entry.recent.len().checked_sub(1).and_then(|last| entry.recent.get(last));
-        self.replaced.push_back(Replaced { slot, at, bytes });
-        self.replaced_bytes += bytes;
-        while self.replaced.len() > FRESH_VALUES || self.replaced_bytes > FRESH_BYTES {
-            let Some(oldest) = self.replaced.pop_front() else { return };
-            self.replaced_bytes -= oldest.bytes;
-            self.lay_down(&oldest);
+        self.superseded.push_back(Superseded { slot, at, bytes });
+        self.superseded_bytes += bytes;
+        while self.superseded.len() > MAX_SUPERSEDED_VALUES || self.superseded_bytes > MAX_SUPERSEDED_BYTES {
+            let Some(oldest) = self.superseded.pop_front() else { return };
+            self.superseded_bytes -= oldest.bytes;
+            self.spill_value(&oldest);
         }
     }
 
-    fn lay_down(&mut self, replaced: &Replaced) {
-        let value = match replaced.at.filter(|at| *at >= self.log.first()) {
+    fn spill_value(&mut self, superseded: &Superseded) {
+        let value = match superseded.at.filter(|at| *at >= self.log.first()) {
             Some(at) => self.log.value_mut(at),
             None => {
-                let entry = self.keys.entry_mut(replaced.slot);
+                let entry = self.keys.entry_mut(superseded.slot);
                 let is_old = !entry.recent.is_empty();
                 entry.base.as_mut().filter(|_| is_old).and_then(|base| base.version.value.as_mut())
             }
         };
         if let Some(value) = value {
-            self.shelver.lay_down(value);
+            self.spill_writer.spill(value);
         }
     }
 
@@ -336,15 +336,18 @@ impl Space {
         self.keys.find(key, &self.log).map(|slot| self.keys.entry(slot))
     }
 
-    /// Closes history before `revision`. The memory comes back with [`Space::reclaim`].
+    /// Moves the compact revision. [`Space::reclaim`] frees the memory.
     pub(crate) fn compact(&mut self, revision: i64) {
-        assert!(revision > self.compact_revision && revision <= self.revision, "compaction was checked");
+        assert!(
+            revision > self.compact_revision && revision <= self.revision,
+            "unchecked compact revision {revision}"
+        );
         self.compact_revision = revision;
     }
 
-    /// Gives back up to `max` closed changes; true when there are more.
+    /// Reclaims up to `max` compacted changes; true if more are left.
     ///
-    /// Changes *of* the compact revision stay, deletions too: a watch may start there.
+    /// Changes *at* the compact revision stay, including deletions: a watch may start there.
     pub(crate) fn reclaim(&mut self, max: usize) -> bool {
         for _ in 0..max {
             if !self.is_reclaimable() {
@@ -382,16 +385,17 @@ impl Space {
         (from..to).filter_map(move |index| entry?.recent.get(index))
     }
 
-    /// Every version that counts at `compact_revision` or later, by key and age: what is hashed.
+    /// Every version visible at `compact_revision` or later, by key and age: the input of the hash.
     ///
-    /// Says the same before and after [`Space::reclaim`].
+    /// Returns the same before and after [`Space::reclaim`].
     pub(crate) fn versions(&self) -> impl Iterator<Item = &Change> {
         self.keys.iter().flat_map(move |entry| {
-            let closed = entry.at(&self.log, self.compact_revision);
-            let closed = closed.filter(|last| last.is_put() && last.version.revision < self.compact_revision);
+            let compacted = entry.at(&self.log, self.compact_revision);
+            let compacted =
+                compacted.filter(|last| last.is_put() && last.version.revision < self.compact_revision);
             let from = entry.recent.count_before(&self.log, self.compact_revision);
             let open = (from..entry.recent.len()).filter_map(|index| entry.recent.get(index));
-            closed.into_iter().chain(open.map(|at| self.log.get(at)))
+            compacted.into_iter().chain(open.map(|at| self.log.get(at)))
         })
     }
 
@@ -400,13 +404,13 @@ impl Space {
         self.keys.iter().map(|entry| entry.newest(&self.log)).filter(|change| change.is_put())
     }
 
-    /// The versions that are not in the log, of the keys after this one: with the log, all there is.
+    /// The base versions of the keys after this one: together with the log, the whole key space.
     pub(crate) fn bases_after(&self, key: Option<&Bytes>) -> impl Iterator<Item = &Change> {
         let from = key.map_or(Bound::Unbounded, |key| Bound::Excluded(&key[..]));
         self.keys.range((from, Bound::Unbounded)).filter_map(|entry| entry.base.as_deref())
     }
 
-    /// Brings a base back from a snapshot. False when it cannot be one.
+    /// Restores a base from a snapshot. False if it cannot be one.
     pub(crate) fn restore_base(&mut self, change: Change) -> bool {
         let fits = change.is_put()
             && change.version.revision < self.compact_revision
@@ -421,7 +425,7 @@ impl Space {
         fits
     }
 
-    /// Brings a change back from a snapshot. False when it does not follow what is there.
+    /// Restores a change from a snapshot. False if it does not follow the last one.
     pub(crate) fn restore_change(&mut self, mut change: Change) -> bool {
         let after = match self.log.last() {
             Some(last) => (last.version.revision, i64::from(last.version.sub)),
@@ -451,7 +455,7 @@ impl Space {
 }
 
 impl Change {
-    /// Whether the key lives with this version.
+    /// True if this version is a put, not a tombstone.
     pub(crate) fn is_put(&self) -> bool {
         self.version.value.is_some()
     }
@@ -460,7 +464,7 @@ impl Change {
         self.key.len() + self.version.value.as_ref().map_or(0, Value::len) + OVERHEAD_BYTES
     }
 
-    /// As an answer; a deletion has its key and revision alone.
+    /// As a reply; a deletion has only key and mod revision.
     pub(crate) fn to_kv(&self) -> KeyValue {
         let v = &self.version;
         KeyValue {

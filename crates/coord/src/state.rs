@@ -1,11 +1,11 @@
-//! The state machine: what the commands of the log add up to.
+//! The state machine: the result of applying the commands of the Raft log.
 //!
-//! [`State::apply`] is deterministic. It looks at nothing but the state and the command, changes everything or
-//! nothing, and never fails: a refusal is a [`Reply`]. Reads ([`State::range`], [`State::read_txn`]) are of
-//! the state as it is; that it is recent enough is the server's business.
+//! [`State::apply`] is deterministic. It depends only on the state and the command, applies a command completely or not
+//! at all, and never fails: a refusal is a [`Reply`]. Reads ([`State::range`], [`State::read_txn`]) see the current
+//! applied state; the caller ensures that it is recent enough.
 //!
-//! Must never: ask for the time, iterate in an order that is not the same everywhere, or keep a slice of the
-//! log entry a command came in (it would hold the whole entry in memory).
+//! Must never: read a clock, iterate in an order that differs between nodes, or keep a slice of the log entry that a
+//! command was decoded from (it would hold the whole entry in memory).
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -19,25 +19,25 @@ use crate::reply::{DeleteReply, HashReply, KeyValue, PutReply, RangeReply, Reply
 use crate::request::{
     Alarm, AlarmKind, Command, DeleteRequest, Op, Origin, PutRequest, RangeRequest, TxnRequest,
 };
-use crate::shelf::{Shelf, Value};
 use crate::space::Space;
 use crate::space::log::Change;
+use crate::spill::{SpillFile, Value};
 
 mod range;
 mod txn;
 
 pub(crate) use range::RangeReading;
 
-/// How many closed changes each command gives back: more than it can make on average, far less than a pause.
+/// Compacted changes reclaimed by each command: more than a command adds on average, far less than a pause.
 const RECLAIM_PER_COMMAND: usize = 16;
 
-/// About what a lease takes, here and on the leader's clock.
+/// Approximate memory of a lease, here and on the leader's lease clock.
 const LEASE_BYTES: usize = 256;
 
-/// Alarms that may be on: clients name the members, and could name any number.
+/// Maximum number of active alarms: clients name the members, and could name any number.
 const MAX_ALARMS: usize = 256;
 
-/// See the top of the file.
+/// See the module comment.
 #[derive(Debug)]
 pub struct State {
     pub(crate) applied: u64,
@@ -45,7 +45,7 @@ pub struct State {
     pub(crate) system: Space,
     pub(crate) leases: Leases,
     pub(crate) alarms: BTreeSet<Alarm>,
-    /// Shared with every snapshot that is being taken of this state.
+    /// Cloned by every snapshot in progress; its count tells whether one is.
     pub(crate) pin: Arc<()>,
 }
 
@@ -56,7 +56,7 @@ impl Default for State {
 }
 
 impl State {
-    /// Nothing yet: both spaces at revision 1, as in etcd.
+    /// An empty state: both key spaces at revision 1, as in etcd.
     pub fn new() -> Self {
         Self {
             applied: 0,
@@ -68,50 +68,50 @@ impl State {
         }
     }
 
-    /// The same, with a place for old values outside memory.
-    pub fn with_shelf(shelf: Option<Shelf>) -> Self {
+    /// An empty state with a spill file for superseded values.
+    pub fn with_spill(spill: Option<SpillFile>) -> Self {
         let mut state = Self::new();
-        state.set_shelf(shelf);
+        state.set_spill(spill);
         state
     }
 
-    /// Values that are replaced from now on are laid down there.
-    pub(crate) fn set_shelf(&mut self, shelf: Option<Shelf>) {
-        self.user.set_shelf(shelf.clone());
-        self.system.set_shelf(shelf);
+    /// Sets the spill file for values superseded from now on.
+    pub(crate) fn set_spill(&mut self, spill: Option<SpillFile>) {
+        self.user.set_spill(spill.clone());
+        self.system.set_spill(spill);
     }
 
-    /// The log index of the last command.
+    /// The log index of the last applied command.
     pub fn applied_index(&self) -> u64 {
         self.applied
     }
 
-    /// The revision of a space.
+    /// The current revision of a key space.
     pub fn revision(&self, space: SpaceId) -> i64 {
         self.space(space).revision()
     }
 
-    /// The first revision of a space that is still readable; -1 when nothing was ever forgotten.
+    /// The compact revision of a key space: the first readable one; -1 if it was never compacted.
     pub fn compact_revision(&self, space: SpaceId) -> i64 {
         self.space(space).compact_revision()
     }
 
-    /// How many keys live in a space.
+    /// The number of live keys in a key space.
     pub fn live_keys(&self, space: SpaceId) -> usize {
         self.space(space).live_keys()
     }
 
-    /// About how many bytes of memory keys, their history and leases take: what a quota compares.
+    /// Approximate memory in bytes of keys, history and leases: compared with the quota.
     pub fn size_bytes(&self) -> usize {
         self.user.bytes() + self.system.bytes() + self.leases.by_id.len() * LEASE_BYTES
     }
 
-    /// The alarms that are on, in order.
+    /// The active alarms, in order.
     pub fn alarms(&self) -> impl Iterator<Item = Alarm> {
         self.alarms.iter().copied()
     }
 
-    /// A lease, if it lives.
+    /// A lease, if it exists.
     pub fn lease(&self, id: LeaseId) -> Option<&Lease> {
         self.leases.by_id.get(&id)
     }
@@ -121,9 +121,9 @@ impl State {
         self.leases.by_id.iter().map(|(id, lease)| (*id, lease))
     }
 
-    /// Does what the command says. Each command is applied once, in order; an entry of the log may hold several.
+    /// Applies a command. Each command is applied once, in log order; one log entry may hold several.
     pub fn apply(&mut self, index: u64, command: Command) -> Reply {
-        assert!(index >= self.applied, "index {index} after {} was applied", self.applied);
+        assert!(index >= self.applied, "apply out of order: index {index} after {}", self.applied);
         self.applied = index;
         let reply = self.run(command).unwrap_or_else(Reply::Error);
         self.user.commit();
@@ -132,8 +132,8 @@ impl State {
         reply
     }
 
-    /// The same keys of clients, with their revisions, history and leases, as the beginning of another cluster:
-    /// what the old one knew about itself is gone.
+    /// The client keys with their revisions, history and leases, as the initial state of another cluster, without the
+    /// system keys and leases of the old one.
     #[must_use]
     pub fn for_new_cluster(mut self) -> Self {
         self.leases.by_id.retain(|_, lease| {
@@ -144,10 +144,10 @@ impl State {
         Self { user, leases, ..Self::new() }
     }
 
-    /// Gives back memory of up to `max` forgotten changes in each space; true when there is more to do.
+    /// Reclaims up to `max` compacted changes in each key space; true if more are left.
     ///
-    /// No answer depends on it. Every command does a little; call it when there are none. While a snapshot is
-    /// being taken, nothing is given back.
+    /// No reply depends on it. Every command reclaims a little; call this when the node is idle. Nothing is reclaimed
+    /// while a snapshot is in progress.
     pub fn reclaim(&mut self, max: usize) -> bool {
         if Arc::strong_count(&self.pin) > 1 {
             return false;
@@ -176,10 +176,10 @@ impl State {
         }
     }
 
-    /// A full store takes no puts and no leases of the user, and a corrupt one nothing of the user at all.
+    /// NOSPACE refuses puts and lease grants of clients; CORRUPT refuses every client command.
     ///
-    /// Nodes are let through in the system space: without leaders and members in it, nobody could make room, and an
-    /// alarm that any client can raise must not take the cluster along.
+    /// Nodes may still write system keys: without leaders and members in them space could not be freed, and an alarm
+    /// that any client can raise must not stop the cluster.
     fn check_alarms(&self, command: &Command) -> Result<(), Error> {
         if self.alarms.is_empty() {
             return Ok(());
@@ -194,8 +194,8 @@ impl State {
                 (true, true, space)
             }
             Op::LeaseRevoke { id } => {
-                let is_nodes = self.lease(*id).is_some_and(|lease| lease.origin == Origin::Node);
-                (true, false, if is_nodes { SpaceId::System } else { SpaceId::User })
+                let is_node_lease = self.lease(*id).is_some_and(|lease| lease.origin == Origin::Node);
+                (true, false, if is_node_lease { SpaceId::System } else { SpaceId::User })
             }
             Op::Compact { space, .. } => (true, false, *space),
             Op::AutoCompact { .. }
@@ -230,7 +230,7 @@ impl State {
         }
     }
 
-    /// Checks a put against the state, without the open group.
+    /// Checks a put against the state, without the open group of changes.
     fn check_put(&self, put: &PutRequest) -> Result<(), Error> {
         if !put.lease.is_none() && !self.leases.by_id.contains_key(&put.lease) {
             return Err(Error::LeaseNotFound);
@@ -319,17 +319,17 @@ impl State {
         if self.leases.by_id.contains_key(&id) {
             return Err(Error::LeaseExists);
         }
-        let shortest = match origin {
+        let min_ttl_ms = match origin {
             Origin::Client => MIN_CLIENT_TTL_MS,
             Origin::Node => MIN_NODE_TTL_MS,
         };
-        let ttl_ms = ttl_ms.max(shortest);
+        let ttl_ms = ttl_ms.max(min_ttl_ms);
         let lease = Lease { ttl_ms, remaining_ms: 0, origin, keys: BTreeSet::new() };
         self.leases.by_id.insert(id, lease);
         Ok(Reply::LeaseGranted { revision: self.user.revision(), id, ttl_ms })
     }
 
-    /// Ends a lease; its keys go at one revision of each space it has keys in.
+    /// Revokes a lease; its keys are deleted at one revision of each key space it has keys in.
     fn revoke(&mut self, origin: Origin, id: LeaseId) -> Result<Reply, Error> {
         let lease = self.leases.by_id.get(&id).ok_or(Error::LeaseNotFound)?;
         if lease.origin == Origin::Node && origin == Origin::Client {
@@ -360,7 +360,7 @@ impl State {
         Reply::Alarms { revision: self.user.revision(), changed }
     }
 
-    /// Reads keys.
+    /// Reads a key range.
     pub fn range(&self, request: &RangeRequest) -> Result<RangeReply, Error> {
         request.check()?;
         let space = SpaceId::of(&request.key);
@@ -368,25 +368,25 @@ impl State {
         range::range(self.space(space), request)
     }
 
-    /// Begins to read keys in pieces, all of the revision there is now.
+    /// Begins a range read in steps, all at the current revision.
     pub(crate) fn begin_range<'a>(&self, request: &'a RangeRequest) -> Result<RangeReading<'a>, Error> {
         request.check()?;
         self.check_readable(SpaceId::of(&request.key))?;
         RangeReading::begin(self.space(SpaceId::of(&request.key)), request)
     }
 
-    /// Reads the next piece; true when there may be more.
+    /// Reads the next step; true if there may be more keys.
     pub(crate) fn step_range(&self, reading: &mut RangeReading<'_>, max: usize) -> Result<bool, Error> {
         self.check_readable(reading.space())?;
         reading.step(self.space(reading.space()), max)
     }
 
-    /// Runs a transaction that changes nothing, without a log entry.
+    /// Runs a read-only transaction, without a log entry.
     ///
     /// # Panics
-    /// When the transaction may write ([`TxnRequest::is_read_only`]).
+    /// If the transaction may write ([`TxnRequest::is_read_only`]).
     pub fn read_txn(&self, txn: &TxnRequest) -> Result<TxnReply, Error> {
-        assert!(txn.is_read_only(), "a transaction that writes goes through the log");
+        assert!(txn.is_read_only(), "read_txn called with a transaction that writes");
         txn.check()?;
         self.check_readable(txn.space()?)?;
         self.run_read_txn(txn)
@@ -397,7 +397,7 @@ impl State {
         if corrupt && space == SpaceId::User { Err(Error::Corrupt) } else { Ok(()) }
     }
 
-    /// The checksum of a space at a revision; 0 is now.
+    /// Checksum of a key space at a revision; 0 is the current one.
     pub fn hash_kv(&self, space: SpaceId, revision: i64) -> Result<HashReply, Error> {
         let space = self.space(space);
         if revision > space.revision() {

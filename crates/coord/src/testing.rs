@@ -1,6 +1,6 @@
 //! Whole clusters in one process, for tests: coordinators over the in-memory network, on real journals.
 //!
-//! Every node has its own runtime, store and folder, and dies with all of its threads, as `kill -9` does it.
+//! Every node has its own runtime, store and folder, and `kill` stops it with all of its threads, like `kill -9`.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use tokio::runtime::Runtime;
 
 use crate::engine::{CoordError, Coordinator, CoordinatorOptions};
 
-/// How long anything is waited for.
+/// Timeout of every wait.
 pub const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Changes the settings of every node.
@@ -41,40 +41,40 @@ struct Node {
     running: Option<Running>,
 }
 
-/// A cluster.
+/// A cluster of coordinators in one process.
 pub struct TestCluster {
     nodes: Vec<Node>,
-    /// Its wires.
+    /// The in-memory network between the nodes.
     pub network: MemoryNetwork,
     driver: Runtime,
     tune: Tune,
-    /// Of leases and requests; Raft's own timers are real.
+    /// The clock of leases and requests; Raft's own timers are real.
     clock: Arc<dyn Clock>,
     min_free_bytes: u64,
-    /// Last: the folders go after everything in them.
+    /// Dropped last: the folders are removed after everything in them.
     _dir: TempDir,
 }
 
-/// Looks again and again until there is something.
-pub fn until<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
-    #[allow(clippy::disallowed_methods)] // a test's patience
+/// Polls until `poll` returns a value.
+pub fn until<T>(what: &str, mut poll: impl FnMut() -> Option<T>) -> T {
+    #[allow(clippy::disallowed_methods)] // a test timeout
     let start = Instant::now();
     loop {
-        if let Some(found) = look() {
+        if let Some(found) = poll() {
             return found;
         }
-        assert!(start.elapsed() < PATIENCE, "waited in vain: {what}");
+        assert!(start.elapsed() < PATIENCE, "timed out waiting for: {what}");
         std::thread::sleep(Duration::from_millis(5));
     }
 }
 
 impl TestCluster {
-    /// A cluster of `count` nodes that all found it.
+    /// A new cluster of `count` voters.
     pub fn start(count: usize, tune: Tune) -> Self {
         Self::start_at(count, tune, Arc::new(SystemClock::new()))
     }
 
-    /// The same, with leases that end by this clock.
+    /// A new cluster whose leases expire by this clock.
     pub fn start_at(count: usize, tune: Tune, clock: Arc<dyn Clock>) -> Self {
         let mut cluster = Self::without_founders(count, tune);
         cluster.clock = clock;
@@ -82,7 +82,7 @@ impl TestCluster {
         cluster
     }
 
-    /// Nodes that do not run yet.
+    /// Nodes that are not started yet.
     pub fn without_founders(count: usize, tune: Tune) -> Self {
         let dir = tempfile::tempdir().expect("a folder");
         let nodes = (1..=count as u64).map(|id| Node {
@@ -106,7 +106,7 @@ impl TestCluster {
         }
     }
 
-    /// Starts a node on what its folder holds.
+    /// Starts a node from its folder.
     pub fn start_node(&mut self, at: usize) {
         let node = &mut self.nodes[at];
         std::fs::create_dir_all(&node.dir).expect("a folder");
@@ -137,35 +137,35 @@ impl TestCluster {
         (self.tune)(&mut options);
         let scope = Scope::new(Shutdown::new());
         let open = Coordinator::open(&host, options, Arc::clone(&self.clock), &scope);
-        let coordinator = runtime.block_on(open).expect("it opens");
+        let coordinator = runtime.block_on(open).expect("the coordinator opens");
         node.running = Some(Running { runtime, coordinator, store });
     }
 
-    /// Nodes started from now on want this many times as much free space as there is.
+    /// Nodes started from now on require this many times as much free space as there is.
     pub fn want_free_space(&mut self, times: u64) {
         let dir = self.nodes[0].dir.parent().expect("folders have a parent").to_path_buf();
         let free = RealDisk.free_bytes(&dir).expect("a disk that can be asked");
         self.min_free_bytes = free * times;
     }
 
-    /// As `kill -9` does it: nothing is flushed, nobody is told.
+    /// Stops a node like `kill -9`: nothing is flushed, no peer is notified.
     pub fn kill(&mut self, at: usize) {
         let node = &mut self.nodes[at];
         self.network.leave(&node.member.address);
-        let running = node.running.take().expect("it runs");
+        let running = node.running.take().expect("the node is running");
         running.runtime.shutdown_timeout(PATIENCE);
     }
 
     fn running(&self, at: usize) -> &Running {
-        self.nodes[at].running.as_ref().expect("it runs")
+        self.nodes[at].running.as_ref().expect("the node is running")
     }
 
-    /// The coordinator of a node that runs.
+    /// The coordinator of a running node.
     pub fn node(&self, at: usize) -> Coordinator {
         self.running(at).coordinator.clone()
     }
 
-    /// The store of a node that runs.
+    /// The store of a running node.
     pub fn store(&self, at: usize) -> Store {
         self.running(at).store.clone()
     }
@@ -175,31 +175,31 @@ impl TestCluster {
         &self.nodes[at].dir
     }
 
-    /// A node's member of the group.
+    /// A node's Raft member.
     pub fn member(&self, at: usize) -> Member {
         self.nodes[at].member.clone()
     }
 
-    /// The runtime of a node that runs.
+    /// The runtime of a running node.
     pub fn runtime(&self, at: usize) -> &Runtime {
         &self.running(at).runtime
     }
 
-    /// Cuts a node off from the others.
+    /// Isolates a node from the others.
     pub fn isolate(&self, at: usize) {
         self.network.isolate(&self.nodes[at].member.address);
     }
 
-    /// Which nodes run.
+    /// The running nodes.
     pub fn alive(&self) -> Vec<usize> {
         (0..self.nodes.len()).filter(|at| self.nodes[*at].running.is_some()).collect()
     }
 
-    /// Runs a future of the test, for a minute at most.
+    /// Runs a future of the test, for at most a minute.
     pub fn wait<F: Future>(&self, future: F) -> F::Output {
         self.driver
             .block_on(async { tokio::time::timeout(PATIENCE, future).await })
-            .expect("an answer in time")
+            .expect("a reply before the timeout")
     }
 
     /// The node among these that a quorum confirms as leader.
@@ -209,25 +209,25 @@ impl TestCluster {
         })
     }
 
-    /// The node that leads.
+    /// The leader node.
     pub fn leader(&self) -> usize {
         self.leader_among(&self.alive())
     }
 
-    /// A node that runs and does not lead.
+    /// A running node that does not lead.
     pub fn follower(&self) -> usize {
         let leader = self.leader();
         self.alive().into_iter().find(|at| *at != leader).expect("there is a follower")
     }
 
-    /// Waits until every node that runs answers linearizable reads.
+    /// Waits until every running node serves linearizable reads.
     pub fn settle(&self) {
         for at in self.alive() {
             until("the cluster settles", || self.wait(self.node(at).linearizable()).ok());
         }
     }
 
-    /// Waits until no lease lives that is over by the clock.
+    /// Waits until no lease is past its deadline.
     pub fn wait_leases_ended(&self) {
         until("leases end", || {
             (!self.alive().into_iter().any(|at| self.node(at).is_lease_overdue())).then_some(())
@@ -235,7 +235,7 @@ impl TestCluster {
         self.settle();
     }
 
-    /// Does something on a node again and again until it succeeds.
+    /// Repeats a request on a node until it succeeds.
     pub fn insist<T, F>(&self, at: usize, mut ask: impl FnMut(Coordinator) -> F) -> T
     where
         F: Future<Output = Result<T, CoordError>>,

@@ -1,15 +1,15 @@
-//! Who watches which keys, and how far each watcher has been told.
+//! Watchers: their key ranges, and the next revision each has to receive.
 //!
-//! There are no queues. A watcher is a position in history: [`WatchHub::on_applied`] marks the watchers that
-//! a change concerns, and [`WatchHub::next_batch`] reads what is due from the state's own history. A slow
-//! watcher costs a mark, whatever it misses; if compaction overtakes it, it is told so and ends.
+//! There are no event queues. A watcher is a position in history: [`WatchHub::on_applied`] marks the watchers that a
+//! change matches, and [`WatchHub::next_batch`] reads their events from the state's own history. A slow watcher costs
+//! one mark, however far it is behind; if compaction overtakes it, it is canceled with the compact revision.
 //!
-//! What a watcher gets, put together, is every change of its keys from its start on, in order, each once, and
-//! all changes of a revision together. `next_batch` bounds its work, so that one watcher far behind in a
-//! history that is not about it does not hold up the rest.
+//! A watcher receives every change of its keys from its start revision on, in order, each once, and all changes of a
+//! revision together. `next_batch` bounds its work, so that one watcher far behind in a history of other keys does not
+//! delay the rest.
 //!
-//! Invariant: a watcher that is not marked has no change of its keys at `next` or later in the history the
-//! hub has seen. A clean watcher's `next` may therefore be old; it stands for "from here on nothing".
+//! Invariant: a watcher that is not marked has no change of its keys at `next` or later in the history the hub has
+//! seen. The `next` of an unmarked watcher may therefore be old: nothing follows it.
 
 use bytes::Bytes;
 use hashbrown::HashMap;
@@ -25,70 +25,70 @@ mod index;
 
 use index::WatchIndex;
 
-/// How many changes of others a batch reads past before it lets somebody else go first.
+/// Changes of other keys that a batch reads before it yields to other watchers.
 const SCAN_PER_BATCH: usize = 16_384;
-/// What an event costs beside keys and values, about.
+/// Approximate size of an event beside keys and values.
 const EVENT_OVERHEAD_BYTES: usize = 48;
 
-/// A watcher of this hub. Ids that clients see are the server's: they are per stream.
+/// Id of a watcher in this hub. Watch ids that clients see are per stream and assigned by the server.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct WatcherId(pub u64);
 
-/// What to watch.
+/// A request to create a watcher.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct WatchRequest {
-    /// The first key; empty is the very first.
+    /// The first key of the range; empty is the smallest key.
     pub key: Bytes,
     /// As in [`RangeRequest::range_end`](crate::RangeRequest::range_end).
     pub range_end: Bytes,
-    /// The first revision to hear of; 0 is the next one.
+    /// The first revision to receive; 0 is the next one.
     pub start_revision: i64,
-    /// Tell what the key held before.
+    /// Include the previous key-value in events.
     pub prev_kv: bool,
-    /// Do not tell of puts.
+    /// Filter out put events.
     pub no_put: bool,
-    /// Do not tell of deletions.
+    /// Filter out delete events.
     pub no_delete: bool,
-    /// Tell from time to time how far it is when there is nothing else to tell.
+    /// Send periodic progress notifications when there are no events.
     pub progress_notify: bool,
-    /// The changes of one revision may come in several pieces.
+    /// Allow the events of one revision to be split over several batches.
     pub fragment: bool,
 }
 
-/// One change of one key.
+/// A change of one key.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Event {
-    /// Whether the key is gone; then `kv` has its key and the revision alone.
+    /// True for a deletion; `kv` then has only the key and the mod revision.
     pub is_delete: bool,
-    /// What it is now.
+    /// The key-value after the change.
     pub kv: KeyValue,
-    /// What it was, if asked for and not forgotten.
+    /// The key-value before the change, if requested and not compacted.
     pub prev_kv: Option<KeyValue>,
 }
 
 /// Events to be sent as one message.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct EventBatch {
-    /// The revision of the space.
+    /// The current revision of the key space.
     pub revision: i64,
     /// Whole revisions, in order; never empty.
     pub events: Vec<Event>,
-    /// Whether the next batch goes on with the last revision of this one.
+    /// True if the next batch continues the last revision of this one.
     pub fragment: bool,
-    /// Whether more is due: ask again.
+    /// True if more events are due: ask again.
     pub more: bool,
 }
 
-/// What is due to a watcher.
+/// Result of [`WatchHub::next_batch`].
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Batch {
-    /// Nothing: it has heard everything.
+    /// The watcher has received everything.
     Idle,
-    /// Nothing found yet, and more to read: ask again after the others had their turn.
+    /// No event found yet, and more history to read: ask again after other watchers.
     Yield,
-    /// Changes.
+    /// Events for the watcher.
     Events(EventBatch),
-    /// What it needs was forgotten. The watcher is gone.
+    /// The history it needs was compacted. The watcher is removed.
     Compacted {
         /// The first revision that can be watched.
         compact_revision: i64,
@@ -99,15 +99,15 @@ pub enum Batch {
 struct Watcher {
     range: KeyRange,
     space: SpaceId,
-    /// The first revision of which it has not heard everything.
+    /// The first revision not completely received.
     next: i64,
-    /// The first change of `next` that was not sent, when a revision comes in pieces. A number within the
-    /// revision, not a position: it outlives the history of one node.
+    /// The first unsent change of `next`, when a revision is sent in fragments. It is a number within the revision, not
+    /// a log position: it stays valid on another node's history.
     partial: Option<u32>,
-    /// Whether there may be something due.
+    /// True if there may be events due.
     is_marked: bool,
     is_ready: bool,
-    has_news: bool,
+    had_event: bool,
     prev_kv: bool,
     no_put: bool,
     no_delete: bool,
@@ -115,14 +115,14 @@ struct Watcher {
     fragment: bool,
 }
 
-/// How far the hub has seen a space.
+/// How far the hub has seen a key space.
 #[derive(Clone, Copy, Debug)]
 struct Seen {
     position: u64,
     revision: i64,
 }
 
-/// See the top of the file.
+/// See the module comment.
 #[derive(Debug)]
 pub struct WatchHub {
     watchers: HashMap<WatcherId, Watcher>,
@@ -134,7 +134,7 @@ pub struct WatchHub {
 }
 
 impl WatchHub {
-    /// Nobody watches yet.
+    /// A hub without watchers.
     pub fn new(state: &State) -> Self {
         Self {
             watchers: HashMap::new(),
@@ -146,8 +146,7 @@ impl WatchHub {
         }
     }
 
-    /// Starts a watch. A start that was forgotten is told by the first batch, after the watch was created, as
-    /// etcd does it.
+    /// Creates a watcher. As in etcd, a compacted start revision is reported by the first batch, after the creation.
     pub fn create(&mut self, state: &State, request: WatchRequest) -> Result<WatcherId, Error> {
         self.on_applied(state);
         if request.start_revision < 0 {
@@ -170,7 +169,7 @@ impl WatchHub {
             partial: None,
             is_marked: false,
             is_ready: false,
-            has_news: false,
+            had_event: false,
             prev_kv: request.prev_kv,
             no_put: request.no_put,
             no_delete: request.no_delete,
@@ -185,38 +184,37 @@ impl WatchHub {
         Ok(id)
     }
 
-    /// Ends a watch; false when it had ended already.
+    /// Cancels a watcher; false if it does not exist.
     pub fn cancel(&mut self, id: WatcherId) -> bool {
         let Some(watcher) = self.watchers.remove(&id) else { return false };
         self.index(watcher.space).remove(&watcher.range, id);
         true
     }
 
-    /// How many watchers there are.
+    /// The number of watchers.
     pub fn len(&self) -> usize {
         self.watchers.len()
     }
 
-    /// Whether nobody watches.
+    /// True if there are no watchers.
     pub fn is_empty(&self) -> bool {
         self.watchers.is_empty()
     }
 
-    /// Marks the watchers that the changes since the last call concern. Call it after each
-    /// [`State::apply`], or after a run of them.
+    /// Marks the watchers of the changes since the last call. Call it after each [`State::apply`], or after several.
     pub fn on_applied(&mut self, state: &State) {
         for id in [SpaceId::User, SpaceId::System] {
             let space = state.space(id);
-            let mut concerned = Vec::new();
+            let mut matching = Vec::new();
             let Seen { position, revision } = self.seen[slot(id)];
             if position < space.log().first() {
-                self.mark_all(id, revision + 1); // changes came and went unseen
+                self.mark_all(id, revision + 1); // changes were reclaimed unseen
             }
             for at in position.max(space.log().first())..space.log().next() {
                 let change = space.log().get(at);
-                concerned.clear();
-                self.index(id).find(&change.key, &mut concerned);
-                for watcher in &concerned {
+                matching.clear();
+                self.index(id).find(&change.key, &mut matching);
+                for watcher in &matching {
                     self.mark(*watcher, change.version.revision);
                 }
             }
@@ -224,7 +222,7 @@ impl WatchHub {
         }
     }
 
-    /// Makes every watcher of a space read history from `revision` on, or from where it is.
+    /// Makes every watcher of a key space read history from `revision` on, or from its own position.
     fn mark_all(&mut self, space: SpaceId, revision: i64) {
         let of_space = self.watchers.iter().filter(|(_, watcher)| watcher.space == space);
         let mut due: Vec<_> = of_space.map(|(id, watcher)| (*id, watcher.next.max(revision))).collect();
@@ -234,18 +232,18 @@ impl WatchHub {
         }
     }
 
-    /// The state was replaced by a snapshot of a later one: every watcher reads on from where it is.
+    /// On a snapshot restore: every watcher continues from its position in the newer state.
     pub fn on_restored(&mut self, state: &State) {
         for space in [SpaceId::User, SpaceId::System] {
-            let heard = self.seen[slot(space)].revision;
-            if state.revision(space) > heard {
-                self.mark_all(space, heard + 1);
+            let seen_revision = self.seen[slot(space)].revision;
+            if state.revision(space) > seen_revision {
+                self.mark_all(space, seen_revision + 1);
             }
         }
         self.seen = seen(state);
     }
 
-    /// The watchers that were marked since the last call.
+    /// The watchers marked since the last call.
     pub fn take_ready(&mut self) -> Vec<WatcherId> {
         let mut ready = std::mem::take(&mut self.ready);
         ready.retain(|id| match self.watchers.get_mut(id) {
@@ -265,7 +263,7 @@ impl WatchHub {
         }
     }
 
-    /// There is a change at `revision` for this watcher, unless it starts later.
+    /// Marks a watcher for a change at `revision`, unless it starts later.
     fn mark(&mut self, id: WatcherId, revision: i64) {
         let Some(watcher) = self.watchers.get_mut(&id) else { return };
         if revision < watcher.next {
@@ -281,8 +279,8 @@ impl WatchHub {
         }
     }
 
-    /// What is due to a watcher: whole revisions of up to about `max_bytes`, and at least one. `None` when
-    /// there is no such watcher.
+    /// The next events of a watcher: whole revisions of up to about `max_bytes`, and at least one. `None` if the
+    /// watcher does not exist.
     pub fn next_batch(&mut self, state: &State, id: WatcherId, max_bytes: usize) -> Option<Batch> {
         let watcher = self.watchers.get_mut(&id)?;
         if !watcher.is_marked {
@@ -299,14 +297,13 @@ impl WatchHub {
         if read.events.is_empty() {
             return Some(if more { Batch::Yield } else { Batch::Idle });
         }
-        watcher.has_news = true;
+        watcher.had_event = true;
         let (events, fragment) = (read.events, watcher.partial.is_some());
         Some(Batch::Events(EventBatch { revision: space.revision(), events, fragment, more }))
     }
 
-    /// The revision up to which all of these watchers have heard everything: what a progress request of
-    /// their stream is answered with. `None` when one is behind, or when they watch both spaces, which have
-    /// no revision in common.
+    /// The revision up to which all of these watchers have received everything: the reply to a progress request of
+    /// their stream. `None` if one is behind, or if they watch both key spaces, which have no common revision.
     pub fn progress(&self, state: &State, ids: &[WatcherId]) -> Option<i64> {
         let watchers = || ids.iter().filter_map(|id| self.watchers.get(id));
         let space = watchers().next().map_or(SpaceId::User, |first| first.space);
@@ -315,16 +312,16 @@ impl WatchHub {
         (seen && watchers().all(|watcher| !watcher.is_marked && watcher.space == space)).then_some(revision)
     }
 
-    /// The watchers that asked for progress, are in sync and had no event since the last call, with the
-    /// revision to tell them.
+    /// The watchers with `progress_notify` that are in sync and had no event since the last call, with the revision to
+    /// send.
     pub fn progress_due(&mut self, state: &State) -> Vec<(WatcherId, i64)> {
         let mut due = Vec::new();
         for (id, watcher) in &mut self.watchers {
-            let had_news = std::mem::take(&mut watcher.has_news);
+            let had_event = std::mem::take(&mut watcher.had_event);
             let seen = self.seen[slot(watcher.space)].revision;
             if watcher.progress_notify
                 && !watcher.is_marked
-                && !had_news
+                && !had_event
                 && seen == state.revision(watcher.space)
             {
                 due.push((*id, seen));
@@ -356,11 +353,11 @@ struct Reading {
     whole: usize,
 }
 
-/// Reads from the watcher's position on and moves it: past the end, or to where this batch stops.
+/// Reads from the watcher's position and advances it: to the end, or to where this batch stops.
 fn read_history(space: &Space, watcher: &mut Watcher, max_bytes: usize) -> Reading {
     let log = space.log();
     let start = log.position_of(watcher.next) + u64::from(watcher.partial.take().unwrap_or(0));
-    // A single key knows its own changes; nothing else has to be read.
+    // The entry of a single key has the positions of its changes; nothing else is read.
     let positions: Box<dyn Iterator<Item = u64>> = match watcher.range.end {
         RangeEnd::Single => {
             let changes = space.changes_of(&watcher.range.start, watcher.next);
@@ -402,7 +399,7 @@ fn read_history(space: &Space, watcher: &mut Watcher, max_bytes: usize) -> Readi
         }
     }
     watcher.is_marked = false;
-    // A start that is still to come stays: a snapshot may bring this node on, and not as far.
+    // A start revision in the future stays: a snapshot may advance this node, but not that far.
     watcher.next = watcher.next.max(space.revision() + 1);
     reading
 }

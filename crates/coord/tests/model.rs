@@ -1,8 +1,7 @@
-//! The state machine against a model that is too simple to be wrong: a list of full copies of the store, one
-//! for each revision.
+//! The state machine against a simple model: a list of full copies of the store, one for each revision.
 //!
-//! Any run of commands must give the model's answers, and beside it: the same run elsewhere gives the same
-//! checksums, and a state that went through a snapshot at any point goes on as if it had not.
+//! Any sequence of commands must give the model's replies. In addition, the same sequence elsewhere gives the same
+//! checksums, and a state that went through a snapshot at any point continues as if it had not.
 
 use std::collections::BTreeMap;
 
@@ -104,7 +103,7 @@ impl Model {
         (holds, if holds { &txn.success } else { &txn.failure })
     }
 
-    /// The steps of the chosen branches, nested ones in their place.
+    /// The operations of the chosen branches, nested ones at their position.
     fn chosen<'a>(&self, txn: &'a TxnRequest) -> Vec<&'a TxnOp> {
         let steps = self.branch(txn).1.iter();
         let flat = steps.flat_map(|op| match op {
@@ -114,7 +113,7 @@ impl Model {
         flat.collect()
     }
 
-    /// As etcd does it: every put, then every read.
+    /// As in etcd: every put, then every range.
     fn check_txn(&self, txn: &TxnRequest) -> Result<(), Error> {
         let steps = self.chosen(txn);
         for op in &steps {
@@ -215,7 +214,7 @@ impl Model {
     }
 }
 
-/// A revision in the making.
+/// An open revision.
 struct Open {
     store: Store,
     revision: i64,
@@ -363,7 +362,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 500, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn the_state_answers_as_the_model_does(
+    fn state_replies_like_the_model(
         ops in proptest::collection::vec(op(), 1..50),
         reads in proptest::collection::vec(range(), 8),
     ) {
@@ -387,15 +386,15 @@ proptest! {
     }
 
     #[test]
-    fn the_same_log_gives_the_same_state_with_and_without_snapshots(
+    fn same_log_gives_the_same_state_with_and_without_snapshots(
         ops in proptest::collection::vec(op(), 1..40),
     ) {
         let (mut one, mut other, mut idle) = (State::new(), State::new(), State::new());
         for (index, op) in ops.iter().enumerate() {
             let index = index as u64 + 1;
             let command = Command::client(op.clone());
-            // One is restored at every point, its commands go through their binary form; one has its memory
-            // given back early.
+            // One state is restored at every point and its commands are encoded and decoded; one has its history
+            // reclaimed early.
             one = State::restore(one.snapshot()).unwrap();
             let entry = command.to_entry().unwrap();
             let replies = [
@@ -417,7 +416,7 @@ proptest! {
     }
 
     #[test]
-    fn a_snapshot_taken_between_commands_is_of_the_moment_it_began(
+    fn snapshot_taken_between_commands_is_of_its_begin(
         before in proptest::collection::vec(op(), 1..30),
         during in proptest::collection::vec(op(), 1..30),
         chunk_bytes in 1..80_usize,
@@ -443,6 +442,6 @@ proptest! {
         drop(cursor);
         prop_assert_eq!(bytes(&State::restore(chunks).unwrap()), expected);
         state.reclaim(usize::MAX);
-        prop_assert!(!state.reclaim(0), "memory comes back once the snapshot is done");
+        prop_assert!(!state.reclaim(0), "history is reclaimed once the snapshot is done");
     }
 }

@@ -163,7 +163,7 @@ impl LogStore {
             // Coordination goes first in every group commit. A journal that is already in use keeps its lane.
             journal.set_priority(true);
             // Entries that are read again soon are in `State::recent`; the rest of the journal is for a restart.
-            journal.set_fleeting(true);
+            journal.set_uncached(true);
             Ok(journal)
         };
         let log = open(0, "log", LOG_SEGMENT_BYTES)?;

@@ -1,6 +1,6 @@
-//! The Auth service of a store without users: what an etcd says on which nobody has set up any.
+//! The Auth service of a store without users: the replies of an etcd without authentication.
 //!
-//! What would make a user or a role is refused, since they would protect nothing.
+//! Requests that would create a user or a role are refused, since they would protect nothing.
 
 use moim_wire_grpc::etcd as wire;
 use moim_wire_grpc::{Code, Status, method};
@@ -15,10 +15,10 @@ pub(super) async fn status(
     Ok(wire::AuthStatusResponse { header, enabled: false, auth_revision: 1 })
 }
 
-/// The answer to every other method, whatever is asked; `None` when there is no such method.
+/// The response to every other method, whatever the request; `None` for an unknown method.
 ///
-/// The lists and the disabling have answers without content: a header, which is field 1 in all of them.
-pub(super) fn answer(api: &Api, path: &str) -> Option<Result<wire::AuthStatusResponse, Status>> {
+/// The list methods and `AuthDisable` have responses without content: a header, which is field 1 in all of them.
+pub(super) fn respond(api: &Api, path: &str) -> Option<Result<wire::AuthStatusResponse, Status>> {
     let refused = |text| Some(Err(Status::new(Code::FailedPrecondition, text)));
     match path.strip_prefix(method::auth::PREFIX)? {
         "AuthDisable" | "UserList" | "RoleList" => {

@@ -1,10 +1,10 @@
-//! A snapshot as a file: what `etcdctl snapshot save` writes and what a cluster is restored from.
+//! The snapshot file format: written by `etcdctl snapshot save`, and read to restore a cluster.
 //!
 //! ```text
-//!  a database of etcd (crate::bolt): whole pages │ SHA-256 of all before (32 bytes)
+//!  an etcd database (crate::bolt): whole pages │ SHA-256 of everything before (32 bytes)
 //! ```
 //!
-//! etcdctl takes a file for complete when its length is 32 more than a multiple of 512.
+//! etcdctl accepts a file as complete if its length is 32 more than a multiple of 512.
 
 use bytes::Bytes;
 use sha2::{Digest as _, Sha256};
@@ -15,17 +15,17 @@ use crate::state::State;
 const SECTOR_BYTES: usize = 512;
 const CHECKSUM_BYTES: usize = 32;
 
-/// A piece of the file.
-pub(super) struct Piece {
+/// A chunk of the file.
+pub(super) struct Chunk {
     pub(super) bytes: Bytes,
-    /// Whether it is the checksum.
+    /// True for the checksum.
     pub(super) is_last: bool,
 }
 
-/// Turns the pieces of a database into the pieces of a file.
+/// Turns the chunks of a database into the chunks of a snapshot file.
 pub(super) struct Backup<I> {
-    pieces: I,
-    /// `None` when the checksum was given.
+    chunks: I,
+    /// `None` after the checksum was returned.
     digest: Option<Sha256>,
 }
 
@@ -33,21 +33,21 @@ impl<I, E> Backup<I>
 where
     I: Iterator<Item = Result<Bytes, E>>,
 {
-    pub(super) fn new(pieces: I) -> Self {
-        Self { pieces, digest: Some(Sha256::new()) }
+    pub(super) fn new(chunks: I) -> Self {
+        Self { chunks, digest: Some(Sha256::new()) }
     }
 
     pub(super) fn database(&self) -> &I {
-        &self.pieces
+        &self.chunks
     }
 
-    /// The next piece. An error is the last.
-    pub(super) fn next(&mut self) -> Option<Result<Piece, E>> {
+    /// The next chunk. An error ends the file.
+    pub(super) fn next(&mut self) -> Option<Result<Chunk, E>> {
         let digest = self.digest.as_mut()?;
-        match self.pieces.next() {
+        match self.chunks.next() {
             Some(Ok(bytes)) => {
                 digest.update(&bytes);
-                Some(Ok(Piece { bytes, is_last: false }))
+                Some(Ok(Chunk { bytes, is_last: false }))
             }
             Some(Err(error)) => {
                 self.digest = None;
@@ -55,27 +55,27 @@ where
             }
             None => {
                 let checksum = self.digest.take()?.finalize();
-                Some(Ok(Piece { bytes: Bytes::copy_from_slice(&checksum), is_last: true }))
+                Some(Ok(Chunk { bytes: Bytes::copy_from_slice(&checksum), is_last: true }))
             }
         }
     }
 }
 
-/// Why a file is no snapshot to restore from.
+/// Why a file cannot be restored.
 #[derive(Debug, thiserror::Error)]
 pub enum BackupError {
-    /// It is too short, or not of whole pages.
-    #[error("the file is not complete, or no snapshot")]
+    /// Too short, or not whole pages.
+    #[error("the file is incomplete or not a snapshot")]
     Incomplete,
-    /// Its content is not what was written.
-    #[error("the checksum at the end of the file is not that of its content")]
+    /// The checksum of the content is wrong.
+    #[error("snapshot file checksum mismatch")]
     Checksum,
-    /// The database inside is wrong.
+    /// The database inside is invalid.
     #[error(transparent)]
     Database(#[from] BoltError),
 }
 
-/// The state that a snapshot file holds, when the file is whole. Ours or etcd's.
+/// The state in a complete snapshot file. The file may be ours or etcd's.
 pub fn read_backup(file: &[u8]) -> Result<State, BackupError> {
     let content_length = file.len().checked_sub(CHECKSUM_BYTES).ok_or(BackupError::Incomplete)?;
     let (content, checksum) = file.split_at(content_length);
@@ -97,13 +97,13 @@ mod tests {
 
     fn file_of(state: &mut State) -> Vec<u8> {
         let mut cursor = state.begin_bolt();
-        let pieces = std::iter::from_fn(|| match cursor.step(state) {
+        let chunks = std::iter::from_fn(|| match cursor.step(state) {
             Ok(Step::Measuring) => Some(Ok(Bytes::new())),
-            Ok(Step::Piece(bytes)) => Some(Ok(bytes)),
+            Ok(Step::Chunk(bytes)) => Some(Ok(bytes)),
             Ok(Step::Done) => None,
             Err(error) => Some(Err(error)),
         });
-        let mut backup = Backup::new(pieces);
+        let mut backup = Backup::new(chunks);
         let mut file = Vec::new();
         while let Some(piece) = backup.next() {
             let piece = piece.unwrap();
@@ -114,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_is_whole_pages_and_a_checksum_and_can_be_restored() {
+    fn snapshot_file_is_whole_pages_and_a_checksum_and_restores() {
         let mut state = State::new();
         for keys in 0..40 {
             let put = PutRequest::new(format!("key-{keys}"), vec![b'x'; keys]);
@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn a_damaged_file_is_refused() {
+    fn damaged_snapshot_file_is_refused() {
         let mut state = State::new();
         state.apply(1, Command::client(Op::Put(PutRequest::new("k", "v"))));
         let file = file_of(&mut state);

@@ -1,14 +1,14 @@
-//! One gRPC call: its messages in, its messages out, its status.
+//! One gRPC call: request messages, response messages, status.
 //!
-//! Owns what every method shares: frames of a body, flow control, headers and trailers. Knows nothing of etcd.
+//! Owns what every method shares: message frames, flow control, headers and trailers. Knows nothing of etcd.
 //!
 //! Invariants:
-//! - What waits to be sent is bounded: a frame of more than [`UNCOUNTED_BYTES`] has a permit of the memory budget, which
+//! - Unsent data is bounded: a frame of more than [`UNCOUNTED_BYTES`] holds a permit of the memory budget, which
 //!   travels inside it until the socket has taken it.
-//! - What waits to be received is bounded: so has the beginning of a message.
-//! - A client that takes nothing of an answer for [`EtcdOptions::stall`](super::EtcdOptions::stall), or does not finish a
-//!   message in that time, loses the call. A stream of many messages, a watch, holds one message and waits as long as its
-//!   client likes while memory is not short.
+//! - Unread data is bounded: an incomplete request message holds a permit too.
+//! - A client that takes nothing of a response for [`EtcdOptions::stall`](super::EtcdOptions::stall), or does not
+//!   complete a request message in that time, loses the call. A stream of many messages, such as a watch, holds one
+//!   message and waits as long as its client likes while memory is not short.
 //! - A call whose client has gone is dropped at its next await.
 
 use std::borrow::Cow;
@@ -32,32 +32,33 @@ use moim_base::Permit;
 use super::connection::SEND_BUFFER_BYTES;
 use super::memory::{Share, UNCOUNTED_BYTES};
 
-/// The largest message a client may send, as in etcd: the largest request and room for what is around it.
+/// Maximum request message size, as in etcd: the largest request and its overhead.
 pub(super) const MAX_MESSAGE_BYTES: usize = crate::MAX_REQUEST_BYTES + 512 * 1024;
-/// The largest message there can be: lengths are signed in many clients.
-const MAX_ANSWER_BYTES: usize = i32::MAX as usize;
-/// A large answer is written in pieces of about this size.
-const PIECE_BYTES: usize = 256 * 1024;
+/// Maximum response message size: lengths are signed in many clients.
+const MAX_RESPONSE_BYTES: usize = i32::MAX as usize;
+/// Chunk size of a large response.
+const CHUNK_BYTES: usize = 256 * 1024;
 
 const GRPC: HeaderValue = HeaderValue::from_static("application/grpc");
 const GRPC_STATUS: HeaderName = HeaderName::from_static("grpc-status");
 const GRPC_MESSAGE: HeaderName = HeaderName::from_static("grpc-message");
 const STATUS_OK: HeaderValue = HeaderValue::from_static("0");
-/// Ends a stream of many messages for want of memory. Clients of etcd begin a watch anew after it; after CANCEL they do not.
+/// Reset code of a stream that ends for lack of memory. etcd clients restart a watch after it; after CANCEL they do
+/// not.
 const OVERLOADED: Reason = Reason::INTERNAL_ERROR;
 
-/// The client has gone; nobody hears an answer.
+/// The client has reset the call or closed the connection; no response can be sent.
 #[derive(Debug)]
-pub(super) struct Gone;
+pub(super) struct ClientGone;
 
-/// The messages a client sends in one call.
+/// The request messages of one call.
 pub(super) struct Body {
     share: Arc<Share>,
     stream: RecvStream,
     frames: FrameReader,
-    /// For the beginning of a message.
+    /// Permit for an incomplete message.
     held: Option<Permit>,
-    /// When the message that has begun must be whole.
+    /// When the incomplete message must be complete.
     deadline: Option<Instant>,
 }
 
@@ -66,12 +67,12 @@ impl Body {
         Self { share, stream, frames: FrameReader::new(MAX_MESSAGE_BYTES), held: None, deadline: None }
     }
 
-    /// The memory of the connection that the call came in on.
+    /// The memory share of the call's connection.
     pub(super) fn share(&self) -> &Arc<Share> {
         &self.share
     }
 
-    /// The next message, or `None` when the client has said everything. Cancel-safe.
+    /// The next message, or `None` when the client has half-closed. Cancel-safe.
     pub(super) async fn next(&mut self) -> Result<Option<Bytes>, Status> {
         loop {
             if let Some(frame) = self.frames.next_frame().map_err(frame_status)? {
@@ -79,21 +80,21 @@ impl Body {
                 return Ok(Some(frame));
             }
             let begun = self.frames.held_bytes();
-            let piece = match begun {
+            let chunk = match begun {
                 0 => self.stream.data().await,
                 _ => {
                     self.share.hold(&mut self.held, begun)?;
                     let deadline = *self.deadline.get_or_insert_with(|| Instant::now() + self.share.stall());
                     tokio::time::timeout_at(deadline, self.stream.data()).await.map_err(|_| {
-                        Status::new(Code::Canceled, "grpc: a message was begun and not finished in time")
+                        Status::new(Code::Canceled, "grpc: request message not completed in time")
                     })?
                 }
             };
-            match piece {
-                Some(Ok(piece)) => {
-                    // It is copied or consumed now: the client may send as much again.
-                    let _ = self.stream.flow_control().release_capacity(piece.len());
-                    self.frames.push(piece);
+            match chunk {
+                Some(Ok(chunk)) => {
+                    // The data is copied or consumed now: the client may send as much again.
+                    let _ = self.stream.flow_control().release_capacity(chunk.len());
+                    self.frames.push(chunk);
                 }
                 Some(Err(error)) => return Err(Status::new(Code::Canceled, error.to_string())),
                 None => return self.frames.finish().map(|()| None).map_err(frame_status),
@@ -109,7 +110,7 @@ impl Body {
         }
     }
 
-    /// The one message of a call that has one.
+    /// The only message of a unary request.
     pub(super) async fn only<M: Message + Default>(&mut self) -> Result<M, Status> {
         self.next_message()
             .await?
@@ -130,32 +131,32 @@ fn frame_status(error: FrameError) -> Status {
     Status::new(code, error.to_string())
 }
 
-/// Where the answer of a call goes, before anything was said.
-pub(super) struct Respond {
+/// The response of a call, before anything was sent.
+pub(super) struct Responder {
     inner: SendResponse<Bytes>,
     share: Arc<Share>,
 }
 
-impl Respond {
+impl Responder {
     pub(super) fn new(share: Arc<Share>, inner: SendResponse<Bytes>) -> Self {
         Self { inner, share }
     }
 
-    /// Runs `work` until it is done or the client gives the call up.
-    pub(super) async fn while_wanted<T>(&mut self, work: impl Future<Output = T>) -> Result<T, Gone> {
+    /// Runs `work` until it is done or the client resets the call.
+    pub(super) async fn until_reset<T>(&mut self, work: impl Future<Output = T>) -> Result<T, ClientGone> {
         let mut work = std::pin::pin!(work);
         poll_fn(|context| {
             if let Poll::Ready(done) = work.as_mut().poll(context) {
                 return Poll::Ready(Ok(done));
             }
-            self.inner.poll_reset(context).map(|_| Err(Gone))
+            self.inner.poll_reset(context).map(|_| Err(ClientGone))
         })
         .await
     }
 
     /// Ends the call with one message or an error.
-    pub(super) async fn unary<M: Message>(self, answer: Result<M, Status>) -> Result<(), Gone> {
-        let message = match answer.and_then(not_too_large) {
+    pub(super) async fn unary<M: Message>(self, response: Result<M, Status>) -> Result<(), ClientGone> {
+        let message = match response.and_then(not_too_large) {
             Ok(message) => message,
             Err(status) => return self.fail(&status),
         };
@@ -163,44 +164,44 @@ impl Respond {
         let mut sender = self.start()?;
         sender.stream.reserve_capacity(bytes);
         if bytes <= UNCOUNTED_BYTES && sender.stream.capacity() >= bytes {
-            sender.stream.send_data(encode_frame(&message), false).map_err(|_| Gone)?;
+            sender.stream.send_data(encode_frame(&message), false).map_err(|_| ClientGone)?;
             return sender.finish(Ok(()));
         }
-        let room = match sender.room_for(bytes).await? {
-            Ok(room) => room,
+        let permit = match sender.reserve(bytes).await? {
+            Ok(permit) => permit,
             Err(status) => return sender.finish(Err(status)),
         };
-        let frame = with_permit(encode_frame(&message), room);
+        let frame = with_permit(encode_frame(&message), permit);
         drop(message);
         sender.limit_stalls();
         sender.send_frame(frame).await?;
         sender.finish(Ok(()))
     }
 
-    /// Ends the call with the entries of a range. A large one is written piece by piece, and others have their turn in
-    /// between: a client that reads everything does not make the rest wait.
-    pub(super) async fn range(self, answer: Result<RangeResponse, Status>) -> Result<(), Gone> {
-        let response = match answer.and_then(not_too_large) {
-            Ok(response) if response.encoded_len() > PIECE_BYTES => response,
-            answer => return self.unary(answer).await,
+    /// Ends the call with a range response. A large one is written in chunks, and other tasks run in between: a client
+    /// that reads everything does not delay the rest.
+    pub(super) async fn range(self, response: Result<RangeResponse, Status>) -> Result<(), ClientGone> {
+        let response = match response.and_then(not_too_large) {
+            Ok(response) if response.encoded_len() > CHUNK_BYTES => response,
+            response => return self.unary(response).await,
         };
         let mut sender = self.start()?;
-        // One piece here, and what the HTTP/2 library holds of those before it.
-        let held = PIECE_BYTES + SEND_BUFFER_BYTES + response.kvs.len() * size_of::<KeyValue>();
-        let mut room = match sender.room_for(held).await? {
-            Ok(room) => Some(room),
+        // One chunk here, and the chunks buffered by the HTTP/2 library.
+        let held = CHUNK_BYTES + SEND_BUFFER_BYTES + response.kvs.len() * size_of::<KeyValue>();
+        let mut permit = match sender.reserve(held).await? {
+            Ok(permit) => Some(permit),
             Err(status) => return sender.finish(Err(status)),
         };
         sender.limit_stalls();
         sender.send_frame(frame_prefix(response.encoded_len())).await?;
-        let mut pieces = pieces(response).peekable();
-        while let Some(piece) = pieces.next() {
-            let mut frame: Bytes = piece.encode_to_vec().into();
-            if pieces.peek().is_none()
-                && let Some(room) = room.take()
+        let mut chunks = chunks(response).peekable();
+        while let Some(chunk) = chunks.next() {
+            let mut frame: Bytes = chunk.encode_to_vec().into();
+            if chunks.peek().is_none()
+                && let Some(permit) = permit.take()
             {
-                // The library sends in order: when this one has left, all have.
-                frame = with_permit(frame, room);
+                // The library sends in order: when the last chunk has left, all have.
+                frame = with_permit(frame, permit);
             }
             sender.send_frame(frame).await?;
             tokio::task::yield_now().await;
@@ -208,41 +209,41 @@ impl Respond {
         sender.finish(Ok(()))
     }
 
-    /// Begins an answer of many messages.
-    pub(super) fn start(mut self) -> Result<Sender, Gone> {
+    /// Starts a response of many messages.
+    pub(super) fn start(mut self) -> Result<Sender, ClientGone> {
         let mut response = Response::new(());
         response.headers_mut().insert(CONTENT_TYPE, GRPC);
-        let stream = self.inner.send_response(response, false).map_err(|_| Gone)?;
+        let stream = self.inner.send_response(response, false).map_err(|_| ClientGone)?;
         Ok(Sender { stream, share: self.share, stall: None })
     }
 
-    /// Ends the call with an error and no message: one block of headers.
-    pub(super) fn fail(mut self, status: &Status) -> Result<(), Gone> {
+    /// Ends the call with an error and no message: one header block.
+    pub(super) fn fail(mut self, status: &Status) -> Result<(), ClientGone> {
         let mut response = Response::new(());
         response.headers_mut().insert(CONTENT_TYPE, GRPC);
         add_status(response.headers_mut(), status);
-        self.inner.send_response(response, true).map(|_| ()).map_err(|_| Gone)
+        self.inner.send_response(response, true).map(|_| ()).map_err(|_| ClientGone)
     }
 
-    /// Answers what is not gRPC.
-    pub(super) fn refuse(mut self, http_status: http::StatusCode, status: &Status) -> Result<(), Gone> {
+    /// Refuses a request that is not gRPC.
+    pub(super) fn refuse(mut self, http_status: http::StatusCode, status: &Status) -> Result<(), ClientGone> {
         let mut response = Response::new(());
         *response.status_mut() = http_status;
         add_status(response.headers_mut(), status);
-        self.inner.send_response(response, true).map(|_| ()).map_err(|_| Gone)
+        self.inner.send_response(response, true).map(|_| ()).map_err(|_| ClientGone)
     }
 
-    /// Ends the call because of the encoding of its messages, naming the one that is spoken.
-    pub(super) fn refuse_encoding(mut self, status: &Status) -> Result<(), Gone> {
+    /// Refuses the message encoding of the call, naming the supported one.
+    pub(super) fn refuse_encoding(mut self, status: &Status) -> Result<(), ClientGone> {
         let mut response = Response::new(());
         response.headers_mut().insert(CONTENT_TYPE, GRPC);
         response.headers_mut().insert("grpc-accept-encoding", HeaderValue::from_static("identity"));
         add_status(response.headers_mut(), status);
-        self.inner.send_response(response, true).map(|_| ()).map_err(|_| Gone)
+        self.inner.send_response(response, true).map(|_| ()).map_err(|_| ClientGone)
     }
 }
 
-/// A frame that gives its memory back when the last of it has left.
+/// A frame that returns its memory permit when it has been sent.
 fn with_permit(frame: Bytes, permit: Permit) -> Bytes {
     struct Counted {
         frame: Bytes,
@@ -256,137 +257,137 @@ fn with_permit(frame: Bytes, permit: Permit) -> Bytes {
     Bytes::from_owner(Counted { frame, _permit: permit })
 }
 
-/// Refuses an answer that no client could take.
+/// Refuses a response that no client can receive.
 fn not_too_large<M: Message>(message: M) -> Result<M, Status> {
     let bytes = message.encoded_len();
-    if bytes <= MAX_ANSWER_BYTES {
+    if bytes <= MAX_RESPONSE_BYTES {
         return Ok(message);
     }
-    let text = format!("grpc: trying to send message larger than max ({bytes} vs. {MAX_ANSWER_BYTES})");
+    let text = format!("grpc: trying to send message larger than max ({bytes} vs. {MAX_RESPONSE_BYTES})");
     Err(Status::new(Code::ResourceExhausted, text))
 }
 
-/// A response as responses of about [`PIECE_BYTES`]. Written one after the other they are the whole: that is how the
-/// encoding adds up.
-fn pieces(response: RangeResponse) -> impl Iterator<Item = RangeResponse> {
+/// A response as partial responses of about [`CHUNK_BYTES`]. Concatenated they encode the whole response: protobuf
+/// merges fields.
+fn chunks(response: RangeResponse) -> impl Iterator<Item = RangeResponse> {
     let RangeResponse { header, kvs, more, count } = response;
     let mut kvs = kvs.into_iter().peekable();
     let mut head = header;
     let entries = std::iter::from_fn(move || {
         kvs.peek()?;
-        let mut piece = RangeResponse { header: head.take(), ..RangeResponse::default() };
+        let mut chunk = RangeResponse { header: head.take(), ..RangeResponse::default() };
         let mut bytes = 0;
-        while bytes < PIECE_BYTES
+        while bytes < CHUNK_BYTES
             && let Some(kv) = kvs.next()
         {
             bytes += kv.encoded_len();
-            piece.kvs.push(kv);
+            chunk.kvs.push(kv);
         }
-        Some(piece)
+        Some(chunk)
     });
     entries.chain(std::iter::once(RangeResponse { more, count, ..RangeResponse::default() }))
 }
 
-/// An answer of many messages, under way.
+/// A response of many messages, in progress.
 pub(super) struct Sender {
     stream: SendStream<Bytes>,
     share: Arc<Share>,
-    /// How long the client may take nothing, if there is a limit.
+    /// How long the client may take nothing, if limited.
     stall: Option<Duration>,
 }
 
 impl Sender {
-    /// From now on a client that takes nothing for a while loses the call.
+    /// From now on a client that takes nothing for the stall timeout loses the call.
     pub(super) fn limit_stalls(&mut self) {
         self.stall = Some(self.share.stall());
     }
 
-    /// Waits for memory for a message of so many bytes.
-    async fn room_for(&mut self, bytes: usize) -> Result<Result<Permit, Status>, Gone> {
+    /// Waits for memory for a message of this size.
+    async fn reserve(&mut self, bytes: usize) -> Result<Result<Permit, Status>, ClientGone> {
         let share = Arc::clone(&self.share);
-        self.while_wanted(share.room(bytes)).await
+        self.until_reset(share.reserve(bytes)).await
     }
 
-    /// Sends a message, waiting for the client's window, and for memory where it is large.
-    pub(super) async fn send<M: Message>(&mut self, message: &M) -> Result<(), Gone> {
+    /// Sends a message, waiting for the flow-control window, and for memory if it is large.
+    pub(super) async fn send<M: Message>(&mut self, message: &M) -> Result<(), ClientGone> {
         let bytes = PREFIX_BYTES + message.encoded_len();
         if bytes <= UNCOUNTED_BYTES {
             return self.send_frame(encode_frame(message)).await;
         }
-        match self.room_for(bytes).await? {
-            Ok(room) => self.send_frame(with_permit(encode_frame(message), room)).await,
+        match self.reserve(bytes).await? {
+            Ok(permit) => self.send_frame(with_permit(encode_frame(message), permit)).await,
             Err(_) => {
                 self.stream.send_reset(OVERLOADED);
-                Err(Gone)
+                Err(ClientGone)
             }
         }
     }
 
-    /// Sends a frame, waiting for the client's window.
-    async fn send_frame(&mut self, mut frame: Bytes) -> Result<(), Gone> {
+    /// Sends a frame, waiting for the flow-control window.
+    async fn send_frame(&mut self, mut frame: Bytes) -> Result<(), ClientGone> {
         while !frame.is_empty() {
             self.stream.reserve_capacity(frame.len());
-            let mut room = self.stream.capacity();
-            if room == 0 {
-                room = self.wait_for_room(frame.len()).await?;
+            let mut capacity = self.stream.capacity();
+            if capacity == 0 {
+                capacity = self.wait_capacity(frame.len()).await?;
             }
-            let piece = frame.split_to(room.min(frame.len()));
-            self.stream.send_data(piece, false).map_err(|_| Gone)?;
+            let chunk = frame.split_to(capacity.min(frame.len()));
+            self.stream.send_data(chunk, false).map_err(|_| ClientGone)?;
         }
         Ok(())
     }
 
-    async fn wait_for_room(&mut self, unsent: usize) -> Result<usize, Gone> {
+    async fn wait_capacity(&mut self, unsent: usize) -> Result<usize, ClientGone> {
         if let Some(stall) = self.stall {
-            return tokio::time::timeout(stall, self.room()).await.unwrap_or_else(|_| {
+            return tokio::time::timeout(stall, self.next_capacity()).await.unwrap_or_else(|_| {
                 self.stream.send_reset(Reason::CANCEL);
-                Err(Gone)
+                Err(ClientGone)
             });
         }
         if unsent <= UNCOUNTED_BYTES {
-            return self.room().await;
+            return self.next_capacity().await;
         }
         loop {
-            if let Ok(room) = tokio::time::timeout(self.share.stall(), self.room()).await {
-                return room;
+            if let Ok(capacity) = tokio::time::timeout(self.share.stall(), self.next_capacity()).await {
+                return capacity;
             }
             if self.share.is_short() {
                 self.stream.send_reset(OVERLOADED);
-                return Err(Gone);
+                return Err(ClientGone);
             }
         }
     }
 
-    async fn room(&mut self) -> Result<usize, Gone> {
+    async fn next_capacity(&mut self) -> Result<usize, ClientGone> {
         loop {
             match poll_fn(|context| self.stream.poll_capacity(context)).await {
                 Some(Ok(0)) => {}
-                Some(Ok(room)) => return Ok(room),
-                Some(Err(_)) | None => return Err(Gone),
+                Some(Ok(capacity)) => return Ok(capacity),
+                Some(Err(_)) | None => return Err(ClientGone),
             }
         }
     }
 
-    /// Returns when the client gives the call up.
-    pub(super) async fn reset(&mut self) -> Gone {
-        // Whatever the reason, and when the connection is lost, too.
+    /// Waits until the client resets the call.
+    pub(super) async fn reset(&mut self) -> ClientGone {
+        // Also when the connection is lost; the reason does not matter.
         let _ = poll_fn(|context| self.stream.poll_reset(context)).await;
-        Gone
+        ClientGone
     }
 
-    async fn while_wanted<T>(&mut self, work: impl Future<Output = T>) -> Result<T, Gone> {
+    async fn until_reset<T>(&mut self, work: impl Future<Output = T>) -> Result<T, ClientGone> {
         let mut work = std::pin::pin!(work);
         poll_fn(|context| {
             if let Poll::Ready(done) = work.as_mut().poll(context) {
                 return Poll::Ready(Ok(done));
             }
-            self.stream.poll_reset(context).map(|_| Err(Gone))
+            self.stream.poll_reset(context).map(|_| Err(ClientGone))
         })
         .await
     }
 
     /// Ends the call.
-    pub(super) fn finish(mut self, outcome: Result<(), Status>) -> Result<(), Gone> {
+    pub(super) fn finish(mut self, outcome: Result<(), Status>) -> Result<(), ClientGone> {
         let trailers = match outcome {
             Ok(()) => ok_trailers(),
             Err(status) => {
@@ -395,7 +396,7 @@ impl Sender {
                 trailers
             }
         };
-        self.stream.send_trailers(trailers).map_err(|_| Gone)
+        self.stream.send_trailers(trailers).map_err(|_| ClientGone)
     }
 }
 
@@ -408,7 +409,7 @@ fn ok_trailers() -> HeaderMap {
 fn add_status(headers: &mut HeaderMap, outcome: &Status) {
     headers.insert(GRPC_STATUS, HeaderValue::from_static(outcome.code.as_header()));
     let text: Cow<'_, str> = status::encode_message(&outcome.message);
-    // The encoding leaves printable ASCII only, so this cannot fail.
+    // The encoding leaves only printable ASCII, so this cannot fail.
     if let Ok(value) = HeaderValue::from_str(&text) {
         headers.insert(GRPC_MESSAGE, value);
     }
@@ -421,7 +422,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_pieces_of_a_response_are_the_response() {
+    fn chunks_of_a_response_concatenate_to_it() {
         for (count, value_bytes) in [(0, 0), (1, 10), (1, 1 << 20), (3, 400_000), (5_000, 200)] {
             let kv = |number: usize| KeyValue {
                 key: format!("{number:06}").into(),
@@ -436,8 +437,8 @@ mod tests {
                 count: count as i64,
             };
             let whole = response.encode_to_vec();
-            let joined: Vec<u8> = pieces(response).flat_map(|piece| piece.encode_to_vec()).collect();
-            // The header alone has no piece of its own, and such a response is never cut.
+            let joined: Vec<u8> = chunks(response).flat_map(|chunk| chunk.encode_to_vec()).collect();
+            // The header alone has no chunk, and such a response is never split.
             if count > 0 {
                 assert!(whole == joined, "{count} entries of {value_bytes} bytes");
             }

@@ -1,8 +1,8 @@
-//! The Cluster service: who is a member, and changes of that.
+//! The Cluster service: the member list and membership changes.
 //!
-//! A member id is the id in the Raft group. Everybody begins as a learner: a voter that does not run yet would count
-//! against the majority, and what is gained by it nobody could say. A node that was announced here takes its place
-//! when it joins from the announced address, and votes when it has caught up.
+//! A member id is the id in the Raft group. Every new member starts as a learner: a voter that does not run yet would
+//! count against the majority and gain nothing. A node that was added here takes over its member id when it joins from
+//! the announced address, and becomes a voter when it has caught up.
 
 use bytes::Bytes;
 use moim_raft::{Member, VoterId};
@@ -15,7 +15,7 @@ use crate::request::{
     Compare, CompareResult, CompareTarget, Origin, PutRequest, RangeRequest, TxnOp, TxnRequest,
 };
 
-/// The id that the next member gets, as a decimal number.
+/// Key of the next member id, as a decimal number.
 const NEXT_VOTER: &[u8] = b"/moim/voters/next";
 
 pub(super) async fn list(
@@ -45,7 +45,7 @@ pub(super) async fn add(
     Ok(wire::MemberAddResponse { header: Some(api.header_now()), member: Some(member), members })
 }
 
-/// An id that no member has or had, from the counter that joining nodes take theirs from.
+/// An id that no member has or had, from the counter that joining nodes use.
 async fn new_voter(api: &Api) -> Result<VoterId, Status> {
     let key = Bytes::from_static(NEXT_VOTER);
     loop {
@@ -120,7 +120,7 @@ fn url(address: &str) -> String {
     format!("http://{address}")
 }
 
-/// The one address of a list of peer URLs.
+/// The single address in a list of peer URLs.
 fn peer_address(urls: &[String]) -> Result<String, Status> {
     let bad = || Status::new(Code::InvalidArgument, "etcdserver: given member URLs are invalid");
     let url = urls.first().ok_or_else(bad)?;

@@ -1,4 +1,4 @@
-//! Between the messages of the protocol and the types of the state machine. Byte strings are moved, not copied.
+//! Conversion between protocol messages and the types of the state machine. Byte strings are moved, not copied.
 
 use moim_wire_grpc::etcd as wire;
 use moim_wire_grpc::{Code, Status};
@@ -12,7 +12,7 @@ use crate::request::{
 use crate::watch::Event;
 use crate::{LeaseId, SpaceId};
 
-/// A read, and whether it may be served from what this node has.
+/// A range read, and whether it is serializable.
 pub(super) fn range(request: wire::RangeRequest) -> Result<(RangeRequest, bool), Error> {
     if request.key.is_empty() {
         return Err(Error::EmptyKey);
@@ -63,8 +63,8 @@ pub(super) fn delete(request: wire::DeleteRangeRequest) -> DeleteRequest {
     DeleteRequest { key: request.key, range_end: request.range_end, prev_kv: request.prev_kv }
 }
 
-/// A transaction. Its nesting is bounded by the decoder. Of several errors the one is given that etcd finds first: too
-/// many operations, then conditions and steps one after the other, a nested transaction where it stands.
+/// A transaction. Its nesting is bounded by the decoder. Of several errors the first one that etcd finds is returned:
+/// too many operations, then compares and operations in order, a nested transaction at its position.
 pub(super) fn txn(request: wire::TxnRequest) -> Result<TxnRequest, Status> {
     bounded_txn(request, MAX_TXN_OPS)
 }
@@ -83,8 +83,8 @@ fn bounded_txn(request: wire::TxnRequest, allowed: usize) -> Result<TxnRequest, 
     })
 }
 
-/// Whether a transaction that only reads may be served from what this node has: all its reads say so. One that has
-/// conditions and no reads says nothing, so its conditions are decided as of now.
+/// True if a read-only transaction may be served from this node's applied state: all its reads are serializable. A
+/// transaction with compares and no reads is linearizable.
 pub(super) fn is_serializable(request: &wire::TxnRequest) -> bool {
     let mut ops = request.success.iter().chain(&request.failure).peekable();
     ops.peek().is_some()
@@ -103,12 +103,12 @@ fn op(op: wire::RequestOp, allowed: usize) -> Result<TxnOp, Status> {
         Some(Kind::DeleteRange(request)) if request.key.is_empty() => return Err(Error::EmptyKey.into()),
         Some(Kind::DeleteRange(request)) => TxnOp::Delete(delete(request)),
         Some(Kind::Txn(request)) => TxnOp::Txn(bounded_txn(request, allowed)?),
-        // What etcd says of a step that is none.
+        // etcd's error for an empty operation.
         None => return Err(Error::KeyNotFound.into()),
     })
 }
 
-/// A condition. One whose value is missing, or belongs to another target, compares with nothing: 0 or no bytes.
+/// A compare. If its value is missing, or belongs to another target, it compares with 0 or with empty bytes.
 fn compare(compare: wire::Compare) -> Result<Compare, Status> {
     use wire::CompareValue as Value;
     let value = compare.value;
@@ -180,7 +180,7 @@ pub(super) fn txn_reply(header: wire::ResponseHeader, reply: TxnReply) -> wire::
     wire::TxnResponse { header: Some(header), succeeded: reply.succeeded, responses }
 }
 
-/// The answers inside a transaction have a header with a revision and nothing else.
+/// The responses inside a transaction have a header with only a revision.
 fn op_reply(reply: TxnOpReply) -> wire::ResponseOp {
     use wire::ResponseOpKind as Kind;
     let header = |revision| wire::ResponseHeader { revision, ..wire::ResponseHeader::default() };
@@ -198,7 +198,7 @@ pub(super) fn event(event: Event) -> wire::Event {
     wire::Event { kind: kind.into(), kv: Some(key_value(event.kv)), prev_kv: event.prev_kv.map(key_value) }
 }
 
-/// The space of a key that a client names; compaction and checksums are the user's.
+/// The key space of client keys; compaction and hashes apply to it.
 pub(super) const CLIENT_SPACE: SpaceId = SpaceId::User;
 
 #[cfg(test)]
@@ -206,7 +206,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn of_several_errors_a_transaction_reports_the_one_that_etcd_finds_first() {
+    fn txn_with_several_errors_reports_the_first_that_etcd_finds() {
         use wire::RequestOpKind as Kind;
         let step = |op| wire::RequestOp { op: Some(op) };
         let none = || wire::RequestOp { op: None };
@@ -224,7 +224,7 @@ mod tests {
             ops
         };
         let cases = [
-            ("too many comes before a step that is none", vec![], many(none()), Error::TooManyOps),
+            ("too many comes before an empty operation", vec![], many(none()), Error::TooManyOps),
             ("a condition comes before the steps", vec![compare("")], vec![none()], Error::EmptyKey),
             ("steps come in order", vec![], vec![put(""), bad_sort()], Error::EmptyKey),
             ("steps come in order", vec![], vec![bad_sort(), put("")], Error::InvalidSortOption),
@@ -246,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn a_txn_is_served_locally_only_when_all_its_reads_say_so() {
+    fn txn_is_serializable_only_when_all_its_reads_are() {
         let read = |serializable| wire::RequestOp {
             op: Some(wire::RequestOpKind::Range(wire::RangeRequest { serializable, ..Default::default() })),
         };

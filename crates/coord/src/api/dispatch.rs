@@ -1,7 +1,7 @@
 //! From the headers of a call to the handler of its method.
 //!
-//! Owns what is decided before a handler sees anything: whether this is gRPC at all, which method it names, how
-//! long it may take, and whether it wants a leader to exist.
+//! Owns the decisions before a handler runs: whether the request is gRPC, which method it names, its timeout, and
+//! whether it requires a leader.
 
 use std::pin::{Pin, pin};
 use std::sync::Arc;
@@ -15,51 +15,55 @@ use http::request::Parts;
 use http::{Request, StatusCode};
 use moim_wire_grpc::{Code, Message, Status, method, timeout};
 
-use super::call::{Body, Gone, Respond};
+use super::call::{Body, ClientGone, Responder};
 use super::memory::Share;
 use super::{Api, auth, cluster, election, health, kv, lease, lock, maintenance, status, watch};
 use crate::engine::CoordError;
 
-/// What the headers of a call say beside the method.
+/// Options in the headers of a call.
 #[derive(Clone, Copy, Default)]
-pub(super) struct Terms {
-    /// How long the call may take.
+pub(super) struct CallOptions {
+    /// The timeout of the call.
     pub(super) timeout: Option<Duration>,
-    /// Whether the call is to fail when there is no leader.
+    /// True if the call must fail without a leader.
     pub(super) needs_leader: bool,
 }
 
-/// Why a call is refused before a handler sees it.
+/// Why a call is refused before its handler runs.
 enum Refusal {
-    /// It is not gRPC.
+    /// Not gRPC.
     Http(StatusCode, Status),
-    /// Its messages are in an encoding that is not spoken here.
+    /// Unsupported message encoding.
     Encoding(Status),
-    /// It is gRPC, and wrong.
+    /// An invalid gRPC call.
     Status(Status),
 }
 
-/// Serves one call from its headers to its end; one that was not admitted is refused.
+/// Serves one call from its headers to its end; a call that was not admitted is refused.
 pub(super) async fn serve_call(
     (api, share): (Arc<Api>, Arc<Share>),
     request: Request<RecvStream>,
     respond: SendResponse<Bytes>,
     is_admitted: bool,
 ) {
-    let respond = Respond::new(Arc::clone(&share), respond);
+    let respond = Responder::new(Arc::clone(&share), respond);
     let (head, stream) = request.into_parts();
-    // A client that has gone hears nothing, and that is all there is to do about it.
-    let _gone = match read_terms(&head) {
+    // If the client has gone there is nothing left to do.
+    let _gone = match parse_call_options(&head) {
         Ok(_) if !is_admitted => respond.fail(&CoordError::TooManyRequests.into()),
-        Ok(terms) if terms.needs_leader && !api.has_leader() => respond.fail(&status::no_leader()),
-        Ok(terms) => route(&api, head.uri.path(), terms, Body::new(share, stream), respond).await,
+        Ok(call_options) if call_options.needs_leader && !api.has_leader() => {
+            respond.fail(&status::no_leader())
+        }
+        Ok(call_options) => {
+            route(&api, head.uri.path(), call_options, Body::new(share, stream), respond).await
+        }
         Err(Refusal::Http(http_status, status)) => respond.refuse(http_status, &status),
         Err(Refusal::Encoding(status)) => respond.refuse_encoding(&status),
         Err(Refusal::Status(status)) => respond.fail(&status),
     };
 }
 
-fn read_terms(head: &Parts) -> Result<Terms, Refusal> {
+fn parse_call_options(head: &Parts) -> Result<CallOptions, Refusal> {
     if head.method != http::Method::POST {
         let status = Status::new(Code::Internal, format!("grpc: {} is not POST", head.method));
         return Err(Refusal::Http(StatusCode::METHOD_NOT_ALLOWED, status));
@@ -88,7 +92,7 @@ fn read_terms(head: &Parts) -> Result<Terms, Refusal> {
         })?),
     };
     let needs_leader = head.headers.get("hasleader").is_some_and(|value| value == "true");
-    Ok(Terms { timeout, needs_leader })
+    Ok(CallOptions { timeout, needs_leader })
 }
 
 /// `application/grpc`, also with a suffix (`+proto`) or parameters.
@@ -98,35 +102,35 @@ fn is_grpc(content_type: &[u8]) -> bool {
     head.eq_ignore_ascii_case(GRPC) && matches!(rest.first(), None | Some(b'+' | b';'))
 }
 
-/// Runs the handler of the method that `path` names.
+/// Runs the handler of the method in `path`.
 async fn route(
     api: &Arc<Api>,
     path: &str,
-    terms: Terms,
+    call_options: CallOptions,
     mut body: Body,
-    respond: Respond,
-) -> Result<(), Gone> {
-    /// Reads the one message of a call, handles it, answers.
+    respond: Responder,
+) -> Result<(), ClientGone> {
+    /// Reads the request message of a unary call, runs the handler, responds.
     macro_rules! unary {
         ($handler:path) => {{
-            // Handed on by reference: a future that is moved into another is there twice.
+            // Passed by reference: a future moved into another is stored twice.
             let work = pin!(async { $handler(api, body.only().await?).await });
-            unary(api, terms, respond, work).await
+            unary(api, call_options, respond, work).await
         }};
     }
-    /// The same for what is rare or waits long: its future is not part of every call's.
+    /// Like `unary!` for rare or long calls: boxed, so that the future of every call stays small.
     macro_rules! rare {
         ($handler:path) => {{
             let mut work = Box::pin(async { $handler(api, body.only().await?).await });
-            unary(api, terms, respond, work.as_mut()).await
+            unary(api, call_options, respond, work.as_mut()).await
         }};
     }
-    /// The same for what etcd does with a client of its own.
+    /// Like `rare!` for services that etcd implements with an internal client.
     macro_rules! recipe {
         ($handler:path) => {{
             let mut work =
                 Box::pin(async { $handler(api, body.only().await?).await.map_err(status::of_recipe) });
-            unary(api, terms, respond, work.as_mut()).await
+            unary(api, call_options, respond, work.as_mut()).await
         }};
     }
     let calls = &api.counters;
@@ -141,15 +145,15 @@ async fn route(
         method::kv::RANGE => {
             let mut respond = respond;
             let work = pin!(async { kv::range(api, body.only().await?).await });
-            let answer = in_time(api, terms, &mut respond, work).await?;
-            respond.range(answer).await
+            let response = with_timeout(api, call_options, &mut respond, work).await?;
+            respond.range(response).await
         }
         method::kv::PUT => unary!(kv::put),
         method::kv::TXN => unary!(kv::txn),
         method::kv::DELETE_RANGE => unary!(kv::delete_range),
         method::kv::COMPACT => rare!(kv::compact),
-        method::watch::WATCH => Box::pin(watch::serve(api, terms, body, respond)).await,
-        method::lease::KEEP_ALIVE => Box::pin(lease::keep_alive(api, terms, body, respond)).await,
+        method::watch::WATCH => Box::pin(watch::serve(api, call_options, body, respond)).await,
+        method::lease::KEEP_ALIVE => Box::pin(lease::keep_alive(api, call_options, body, respond)).await,
         method::lease::GRANT => rare!(lease::grant),
         method::lease::REVOKE => rare!(lease::revoke),
         method::lease::TIME_TO_LIVE => rare!(lease::time_to_live),
@@ -166,56 +170,58 @@ async fn route(
         method::maintenance::HASH_KV => rare!(maintenance::hash_kv),
         method::maintenance::MOVE_LEADER => rare!(maintenance::move_leader),
         method::maintenance::DOWNGRADE => rare!(maintenance::downgrade),
-        method::maintenance::SNAPSHOT => Box::pin(maintenance::snapshot(api, terms, body, respond)).await,
+        method::maintenance::SNAPSHOT => {
+            Box::pin(maintenance::snapshot(api, call_options, body, respond)).await
+        }
         method::lock::LOCK => recipe!(lock::lock),
         method::lock::UNLOCK => recipe!(lock::unlock),
         method::election::CAMPAIGN => recipe!(election::campaign),
         method::election::PROCLAIM => recipe!(election::proclaim),
         method::election::LEADER => recipe!(election::leader),
         method::election::RESIGN => recipe!(election::resign),
-        method::election::OBSERVE => Box::pin(election::observe(api, terms, body, respond)).await,
+        method::election::OBSERVE => Box::pin(election::observe(api, call_options, body, respond)).await,
         method::health::CHECK => rare!(health::check),
-        method::health::WATCH => Box::pin(health::watch(api, terms, body, respond)).await,
+        method::health::WATCH => Box::pin(health::watch(api, call_options, body, respond)).await,
         method::auth::STATUS => rare!(auth::status),
-        path if path.starts_with(method::auth::PREFIX) => match auth::answer(api, path) {
-            Some(answer) => respond.unary(answer).await,
+        path if path.starts_with(method::auth::PREFIX) => match auth::respond(api, path) {
+            Some(response) => respond.unary(response).await,
             None => respond.fail(&unknown_method(path)),
         },
         path => respond.fail(&unknown_method(path)),
     }
 }
 
-/// Answers with what `work` comes to, in the time the caller gives.
+/// Responds with the result of `work`, within the call's timeout.
 async fn unary<M: Message>(
     api: &Api,
-    terms: Terms,
-    mut respond: Respond,
+    call_options: CallOptions,
+    mut respond: Responder,
     work: Pin<&mut impl Future<Output = Result<M, Status>>>,
-) -> Result<(), Gone> {
-    let answer = in_time(api, terms, &mut respond, work).await?;
-    respond.unary(answer).await
+) -> Result<(), ClientGone> {
+    let response = with_timeout(api, call_options, &mut respond, work).await?;
+    respond.unary(response).await
 }
 
-/// What `work` comes to, in the time the caller gives.
-async fn in_time<M>(
+/// The result of `work`, within the call's timeout.
+async fn with_timeout<M>(
     api: &Api,
-    terms: Terms,
-    respond: &mut Respond,
+    call_options: CallOptions,
+    respond: &mut Responder,
     work: Pin<&mut impl Future<Output = Result<M, Status>>>,
-) -> Result<Result<M, Status>, Gone> {
-    let answer = match terms.timeout {
-        None => respond.while_wanted(work).await?,
-        // Too late before it began: the timer might not notice.
+) -> Result<Result<M, Status>, ClientGone> {
+    let response = match call_options.timeout {
+        None => respond.until_reset(work).await?,
+        // The deadline has passed already: the timer might not fire.
         Some(Duration::ZERO) => Err(status::deadline_exceeded()),
         Some(timeout) => {
             let work = tokio::time::timeout(timeout, work);
-            respond.while_wanted(work).await?.unwrap_or_else(|_| Err(status::deadline_exceeded()))
+            respond.until_reset(work).await?.unwrap_or_else(|_| Err(status::deadline_exceeded()))
         }
     };
-    if answer.is_err() {
+    if response.is_err() {
         api.counters.failed_calls.inc();
     }
-    Ok(answer)
+    Ok(response)
 }
 
 fn unknown_method(path: &str) -> Status {

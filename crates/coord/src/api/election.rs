@@ -8,10 +8,10 @@ use bytes::Bytes;
 use moim_wire_grpc::election as wire;
 use moim_wire_grpc::{Code, Status};
 
-use super::call::{Body, Gone, Respond, Sender};
+use super::call::{Body, ClientGone, Responder, Sender};
 use super::convert;
-use super::dispatch::Terms;
-use super::lock::{created_at, enter, oldest_of, prefix_of, session, under};
+use super::dispatch::CallOptions;
+use super::lock::{created_at, enqueue, oldest_key, prefix_of, prefix_range, session};
 use super::{Api, status};
 use crate::LeaseId;
 use crate::engine::WatchItem;
@@ -24,21 +24,25 @@ pub(super) async fn campaign(
     request: wire::CampaignRequest,
 ) -> Result<wire::CampaignResponse, Status> {
     let lease = session(api, request.lease).await?;
-    let place = enter(api, &request.name, lease, request.value.clone()).await?;
-    let leader =
-        wire::LeaderKey { name: request.name, key: place.key.clone(), rev: place.revision, lease: lease.0 };
-    if place.held.as_ref().is_some_and(|held| *held != request.value) {
-        // The lease had its key already: the value is a new one.
-        announce(api, &leader, request.value).await?;
+    let candidate = enqueue(api, &request.name, lease, request.value.clone()).await?;
+    let leader = wire::LeaderKey {
+        name: request.name,
+        key: candidate.key.clone(),
+        rev: candidate.revision,
+        lease: lease.0,
+    };
+    if candidate.held.as_ref().is_some_and(|held| *held != request.value) {
+        // The lease had its key already: update the value.
+        update_value(api, &leader, request.value).await?;
     }
-    let entered_at = place.entered_at;
+    let enqueued_at = candidate.enqueued_at;
     let expired = || Status::new(Code::Unknown, "election: session expired before leadership was won");
-    if place.wait(api).await?.is_none() {
-        place.keep();
+    if candidate.wait(api).await?.is_none() {
+        candidate.keep();
         return Err(expired());
     }
-    place.keep();
-    Ok(wire::CampaignResponse { header: Some(api.header(entered_at)), leader: Some(leader) })
+    candidate.keep();
+    Ok(wire::CampaignResponse { header: Some(api.header(enqueued_at)), leader: Some(leader) })
 }
 
 pub(super) async fn proclaim(
@@ -46,12 +50,12 @@ pub(super) async fn proclaim(
     request: wire::ProclaimRequest,
 ) -> Result<wire::ProclaimResponse, Status> {
     let leader = request.leader.ok_or_else(missing_leader)?;
-    let revision = announce(api, &leader, request.value).await?;
+    let revision = update_value(api, &leader, request.value).await?;
     Ok(wire::ProclaimResponse { header: Some(api.header(revision)) })
 }
 
-/// Changes the value of a leader's key, as long as it is that leader's.
-async fn announce(api: &Api, leader: &wire::LeaderKey, value: Bytes) -> Result<i64, Status> {
+/// Changes the value of a leader's key, as long as it is still that leader's.
+async fn update_value(api: &Api, leader: &wire::LeaderKey, value: Bytes) -> Result<i64, Status> {
     let put = PutRequest { lease: LeaseId(leader.lease), ..PutRequest::new(leader.key.clone(), value) };
     let txn = TxnRequest {
         compares: vec![created_at(&leader.key, leader.rev)],
@@ -80,7 +84,7 @@ pub(super) async fn leader(
     api: &Arc<Api>,
     request: wire::LeaderRequest,
 ) -> Result<wire::LeaderResponse, Status> {
-    let reply = api.coordinator.range(oldest_of(&prefix_of(&request.name)), false).await?;
+    let reply = api.coordinator.range(oldest_key(&prefix_of(&request.name)), false).await?;
     let header = Some(api.header(reply.revision));
     match reply.kvs.into_iter().next() {
         Some(kv) => Ok(wire::LeaderResponse { header, kv: Some(convert::key_value(kv)) }),
@@ -92,15 +96,20 @@ fn missing_leader() -> Status {
     Status::new(Code::Unknown, "\"leader\" field must be provided")
 }
 
-/// Tells who leads, now and whenever it changes.
-pub(super) async fn observe(api: &Api, terms: Terms, mut body: Body, respond: Respond) -> Result<(), Gone> {
+/// Streams the leader, now and on each change.
+pub(super) async fn observe(
+    api: &Api,
+    call_options: CallOptions,
+    mut body: Body,
+    respond: Responder,
+) -> Result<(), ClientGone> {
     let request: wire::LeaderRequest = match body.only().await {
         Ok(request) => request,
         Err(status) => return respond.fail(&status),
     };
     let mut sender = respond.start()?;
     let mut observer = Observer { api, prefix: prefix_of(&request.name) };
-    let status = observer.run(terms, &mut sender).await?;
+    let status = observer.run(call_options, &mut sender).await?;
     sender.finish(Err(status))
 }
 
@@ -109,20 +118,20 @@ struct Observer<'a> {
     prefix: Bytes,
 }
 
-/// What an observer learns: a value of the leader, or that it has to look again.
-enum News {
+/// What an observer receives: a value of the leader, or the need to read the leader again.
+enum LeaderEvent {
     Value(KeyValue),
-    LookAgain,
+    Reread,
 }
 
 impl Observer<'_> {
-    async fn run(&mut self, terms: Terms, sender: &mut Sender) -> Result<Status, Gone> {
-        let mut end = std::pin::pin!(self.api.stream_end(terms));
+    async fn run(&mut self, call_options: CallOptions, sender: &mut Sender) -> Result<Status, ClientGone> {
+        let mut end = std::pin::pin!(self.api.stream_end(call_options));
         loop {
             let first = tokio::select! {
                 status = &mut end => return Ok(status),
                 gone = sender.reset() => return Err(gone),
-                first = self.first() => first,
+                first = self.read_leader() => first,
             };
             let (revision, leader) = match first {
                 Ok(first) => first,
@@ -132,16 +141,16 @@ impl Observer<'_> {
             let watched = match &leader {
                 Some(kv) => WatchRequest { key: kv.key.clone(), ..WatchRequest::default() },
                 None => {
-                    let RangeRequest { key, range_end, .. } = under(&self.prefix);
+                    let RangeRequest { key, range_end, .. } = prefix_range(&self.prefix);
                     WatchRequest { key, range_end, no_delete: true, ..WatchRequest::default() }
                 }
             };
             if let Err(error) = watch.create(WatchRequest { start_revision: revision + 1, ..watched }) {
                 return Ok(error.into());
             }
-            let leads = leader.is_some();
+            let has_leader = leader.is_some();
             if let Some(kv) = leader {
-                self.tell(sender, revision, kv).await?;
+                self.send_leader(sender, revision, kv).await?;
             }
             loop {
                 let item = tokio::select! {
@@ -150,41 +159,44 @@ impl Observer<'_> {
                     item = watch.next() => item,
                 };
                 let Some(item) = item else { return Ok(status::stopped()) };
-                let mut news = news_of(item).into_iter();
-                // Whoever put the first key of an empty queue is found by looking, like after a leader has left.
-                let over = loop {
-                    match news.next() {
-                        Some(News::Value(kv)) if leads => self.tell(sender, kv.mod_revision, kv).await?,
+                let mut events = leader_events(item).into_iter();
+                // A new first key of an empty queue, and the successor of a leader, are found by reading again.
+                let reread = loop {
+                    match events.next() {
+                        Some(LeaderEvent::Value(kv)) if has_leader => {
+                            self.send_leader(sender, kv.mod_revision, kv).await?
+                        }
                         Some(_) => break true,
                         None => break false,
                     }
                 };
-                if over {
+                if reread {
                     break;
                 }
             }
         }
     }
 
-    async fn first(&self) -> Result<(i64, Option<KeyValue>), Status> {
-        let reply = self.api.coordinator.range(oldest_of(&self.prefix), false).await?;
+    async fn read_leader(&self) -> Result<(i64, Option<KeyValue>), Status> {
+        let reply = self.api.coordinator.range(oldest_key(&self.prefix), false).await?;
         Ok((reply.revision, reply.kvs.into_iter().next()))
     }
 
-    async fn tell(&self, sender: &mut Sender, revision: i64, kv: KeyValue) -> Result<(), Gone> {
+    async fn send_leader(&self, sender: &mut Sender, revision: i64, kv: KeyValue) -> Result<(), ClientGone> {
         let header = Some(self.api.header(revision));
         sender.send(&wire::LeaderResponse { header, kv: Some(convert::key_value(kv)) }).await
     }
 }
 
-fn news_of(item: WatchItem) -> Vec<News> {
+fn leader_events(item: WatchItem) -> Vec<LeaderEvent> {
     match item {
         WatchItem::Events { batch, .. } => {
-            let news =
-                |event: crate::Event| if event.is_delete { News::LookAgain } else { News::Value(event.kv) };
-            batch.events.into_iter().map(news).collect()
+            let to_event = |event: crate::Event| {
+                if event.is_delete { LeaderEvent::Reread } else { LeaderEvent::Value(event.kv) }
+            };
+            batch.events.into_iter().map(to_event).collect()
         }
-        WatchItem::Canceled { .. } => vec![News::LookAgain],
+        WatchItem::Canceled { .. } => vec![LeaderEvent::Reread],
         WatchItem::Progress { .. } => Vec::new(),
     }
 }

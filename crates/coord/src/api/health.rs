@@ -1,11 +1,11 @@
-//! The gRPC health service: serving means that this node sees a leader.
+//! The gRPC health service: SERVING means that this node sees a leader.
 
 use moim_wire_grpc::health as wire;
 use moim_wire_grpc::{Code, Status};
 
 use super::Api;
-use super::call::{Body, Gone, Respond};
-use super::dispatch::Terms;
+use super::call::{Body, ClientGone, Responder};
+use super::dispatch::CallOptions;
 
 pub(super) async fn check(
     api: &Api,
@@ -22,8 +22,13 @@ fn now(has_leader: bool) -> wire::HealthCheckResponse {
     wire::HealthCheckResponse { status: status.into() }
 }
 
-/// Tells how the server is, now and whenever it changes.
-pub(super) async fn watch(api: &Api, terms: Terms, mut body: Body, respond: Respond) -> Result<(), Gone> {
+/// Streams the health status, now and on each change.
+pub(super) async fn watch(
+    api: &Api,
+    call_options: CallOptions,
+    mut body: Body,
+    respond: Responder,
+) -> Result<(), ClientGone> {
     let request: wire::HealthCheckRequest = match body.only().await {
         Ok(request) => request,
         Err(status) => return respond.fail(&status),
@@ -33,8 +38,8 @@ pub(super) async fn watch(api: &Api, terms: Terms, mut body: Body, respond: Resp
         let status = wire::ServingStatus::ServiceUnknown.into();
         sender.send(&wire::HealthCheckResponse { status }).await?;
     }
-    let mut interest = api.quorum.interest();
-    let mut end = std::pin::pin!(api.stream_end(terms));
+    let mut quorum = api.quorum.subscribe();
+    let mut end = std::pin::pin!(api.stream_end(call_options));
     let mut has_leader = api.has_leader();
     let status = loop {
         if request.service.is_empty() {
@@ -43,7 +48,7 @@ pub(super) async fn watch(api: &Api, terms: Terms, mut body: Body, respond: Resp
         tokio::select! {
             status = &mut end => break status,
             gone = sender.reset() => return Err(gone),
-            is_lost = interest.changed() => has_leader = !is_lost,
+            is_lost = quorum.changed() => has_leader = !is_lost,
         }
     };
     sender.finish(Err(status))

@@ -1,4 +1,4 @@
-//! The KV service: reads, puts, deletions, transactions, compaction.
+//! The KV service: range, put, delete, txn, compaction.
 
 use moim_wire_grpc::Status;
 use moim_wire_grpc::etcd as wire;
@@ -39,7 +39,7 @@ pub(super) async fn txn(api: &Api, request: wire::TxnRequest) -> Result<wire::Tx
     Ok(convert::txn_reply(api.header(reply.revision), reply))
 }
 
-/// Forgets history of the user's keys. The cluster's own keys are compacted by the leader alone.
+/// Compacts history of the user keys. Only the leader compacts the system keys.
 pub(super) async fn compact(
     api: &Api,
     request: wire::CompactionRequest,

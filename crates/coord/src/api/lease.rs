@@ -1,20 +1,20 @@
-//! The Lease service. Clients count in seconds, the core in milliseconds.
+//! The Lease service. Clients use seconds, the state machine milliseconds.
 
 use futures_util::stream::{FuturesOrdered, StreamExt as _};
 use moim_wire_grpc::Status;
 use moim_wire_grpc::etcd as wire;
 
 use super::Api;
-use super::call::{Body, Gone, Respond, Sender};
-use super::dispatch::Terms;
+use super::call::{Body, ClientGone, Responder, Sender};
+use super::dispatch::CallOptions;
 use crate::LeaseId;
 use crate::engine::CoordError;
 use crate::error::Error;
 use crate::request::Origin;
 
-/// Renewals of one stream that may be under way. Each waits for the leader to make sure that it leads; together they wait
+/// Maximum number of keepalives of one stream in progress. Each waits for a leadership confirmation; together they wait
 /// once.
-const RENEWALS_AT_ONCE: usize = 256;
+const MAX_INFLIGHT_RENEWALS: usize = 256;
 
 pub(super) async fn grant(
     api: &Api,
@@ -63,20 +63,25 @@ pub(super) async fn leases(
     Ok(wire::LeaseLeasesResponse { header: Some(api.header_now()), leases })
 }
 
-/// A stream of renewals. They are answered in the order they came in.
-pub(super) async fn keep_alive(api: &Api, terms: Terms, body: Body, respond: Respond) -> Result<(), Gone> {
+/// A keepalive stream. Responses are in the order of the requests.
+pub(super) async fn keep_alive(
+    api: &Api,
+    call_options: CallOptions,
+    body: Body,
+    respond: Responder,
+) -> Result<(), ClientGone> {
     let mut sender = respond.start()?;
-    let outcome = renew(api, terms, body, &mut sender).await?;
+    let outcome = renew(api, call_options, body, &mut sender).await?;
     sender.finish(outcome)
 }
 
 async fn renew(
     api: &Api,
-    terms: Terms,
+    call_options: CallOptions,
     mut body: Body,
     sender: &mut Sender,
-) -> Result<Result<(), Status>, Gone> {
-    let mut end = std::pin::pin!(api.stream_end(terms));
+) -> Result<Result<(), Status>, ClientGone> {
+    let mut end = std::pin::pin!(api.stream_end(call_options));
     let mut renewals = FuturesOrdered::new();
     let mut half_closed = false;
     loop {
@@ -90,7 +95,7 @@ async fn renew(
                 Ok(response) => sender.send(&response).await?,
                 Err(status) => return Ok(Err(status)),
             },
-            request = body.next_message(), if !half_closed && renewals.len() < RENEWALS_AT_ONCE => match request {
+            request = body.next_message(), if !half_closed && renewals.len() < MAX_INFLIGHT_RENEWALS => match request {
                 Ok(Some(request)) => renewals.push_back(renew_one(api, request)),
                 Ok(None) => half_closed = true,
                 Err(status) => return Ok(Err(status)),
@@ -103,7 +108,7 @@ async fn renew_one(
     api: &Api,
     request: wire::LeaseKeepAliveRequest,
 ) -> Result<wire::LeaseKeepAliveResponse, Status> {
-    // The header is taken before: its revision must not be later than the renewal.
+    // Taken before: its revision must not be later than the renewal.
     let header = Some(api.header_now());
     let ttl_ms = match api.coordinator.lease_keep_alive(Origin::Client, LeaseId(request.id)).await {
         Ok(ttl_ms) => ttl_ms,
@@ -113,8 +118,7 @@ async fn renew_one(
     Ok(wire::LeaseKeepAliveResponse { header, id: request.id, ttl: whole_seconds(ttl_ms) })
 }
 
-/// A time as clients hear it: never less than it is, so that a lease of a node that lives for less than a second is not
-/// shown as gone.
+/// A TTL in seconds, rounded up, so that a node's lease of less than a second is not shown as expired.
 fn whole_seconds(ms: i64) -> i64 {
     (ms + 999).div_euclid(1_000)
 }

@@ -1,4 +1,4 @@
-//! The etcd port: takes connections and finds out what they speak.
+//! The etcd port: accepts connections and detects their protocol.
 
 use std::io;
 use std::net::{SocketAddr, TcpListener as StdListener};
@@ -21,29 +21,29 @@ use super::quorum::Quorum;
 use super::{Api, connection, http1};
 use crate::engine::Coordinator;
 
-/// What every HTTP/2 connection begins with.
+/// The HTTP/2 connection preface.
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
-/// Enough of the first bytes to tell what is spoken.
+/// Bytes that are enough to detect the protocol.
 const SNIFF_BYTES: usize = 4;
-/// How long a client may take for its first bytes.
+/// Timeout of a client's first bytes.
 const SNIFF_TIMEOUT: Duration = Duration::from_secs(10);
-/// How long to wait when no connection can be taken, for want of file descriptors for example.
-const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
-/// When the kernel asks whether a silent client is still there, how often, and how many times.
+/// Delay after a failed accept, for example without free file descriptors.
+const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(50);
+/// TCP keepalive: idle time before the first probe, probe interval, number of probes.
 const KEEPALIVE_AFTER: Duration = Duration::from_secs(60);
 const KEEPALIVE_EVERY: Duration = Duration::from_secs(10);
 const KEEPALIVE_PROBES: u32 = 3;
 
-/// How the etcd port is set up.
+/// Settings of the etcd port.
 #[derive(Clone)]
 pub struct EtcdOptions {
-    /// Connections at a time; more are closed when they come in.
+    /// Maximum number of connections; further ones are closed on accept.
     pub max_connections: usize,
-    /// What `/metrics` shows on this port.
+    /// The metrics that `/metrics` renders on this port.
     pub metrics: Option<Arc<Metrics>>,
-    /// The node's memory budget; one of its own without.
+    /// The node's memory budget; `None` creates a separate one.
     pub memory: Option<MemoryBudget>,
-    /// How long a client may take nothing of an answer that waits for it, or need for a message that it has begun.
+    /// How long a client may take nothing of a pending response, or need to complete a request message.
     pub stall: Duration,
 }
 
@@ -53,7 +53,7 @@ impl Default for EtcdOptions {
     }
 }
 
-/// The etcd port, bound. Its address is known before there is anything to serve.
+/// The bound etcd port. Its address is known before it serves.
 pub struct EtcdServer {
     listener: StdListener,
     address: SocketAddr,
@@ -68,13 +68,13 @@ impl EtcdServer {
         Ok(Self { listener, address, options })
     }
 
-    /// Where it listens.
+    /// The bound address.
     pub fn local_addr(&self) -> SocketAddr {
         self.address
     }
 
-    /// Starts to serve, in tasks of `scope` on the current runtime, until the scope's signal to stop. Then calls have a
-    /// moment to end: wait for [`Serving::ended`] before the runtime goes.
+    /// Serves in tasks of `scope` on the current runtime, until the scope is stopped. Then open calls have a moment to
+    /// end: wait for [`Serving::ended`] before the runtime is dropped.
     pub fn serve(self, coordinator: Coordinator, scope: &Scope) -> io::Result<Serving> {
         let listener = TcpListener::from_std(self.listener)?;
         let api = Arc::new(Api {
@@ -85,11 +85,11 @@ impl EtcdServer {
             counters: EtcdMetrics::register(self.options.metrics.as_deref()),
             metrics: self.options.metrics,
         });
-        let watching = Arc::clone(&api);
+        let monitor = Arc::clone(&api);
         scope.spawn("etcd-quorum", async move {
             tokio::select! {
-                () = watching.scope.shutdown().stopped() => {}
-                () = watching.quorum.watch_over(&watching.coordinator) => {}
+                () = monitor.scope.shutdown().stopped() => {}
+                () = monitor.quorum.run(&monitor.coordinator) => {}
             }
         });
         let (alive, ended) = mpsc::channel(1);
@@ -98,27 +98,27 @@ impl EtcdServer {
     }
 }
 
-/// A port that is served.
+/// A served port.
 pub struct Serving {
-    /// Closed when the listener and every connection are gone. Nothing is ever sent.
+    /// Closed when the listener and every connection have ended. Nothing is ever sent.
     ended: mpsc::Receiver<()>,
 }
 
 impl Serving {
-    /// Returns when the listener and every connection have ended, which takes a few seconds at most after the signal
-    /// to stop.
+    /// Waits until the listener and every connection have ended, which takes a few seconds at most after the stop
+    /// signal.
     pub async fn ended(mut self) {
         let _ = self.ended.recv().await;
     }
 }
 
-/// A place among the connections, given back when it is dropped.
-struct Place {
+/// One of the allowed connections, released on drop.
+struct ConnectionSlot {
     open: Arc<AtomicUsize>,
     _alive: mpsc::Sender<()>,
 }
 
-impl Drop for Place {
+impl Drop for ConnectionSlot {
     fn drop(&mut self) {
         self.open.fetch_sub(1, Ordering::Relaxed);
     }
@@ -135,24 +135,24 @@ async fn accept(api: Arc<Api>, listener: TcpListener, max_connections: usize, al
         let (socket, peer) = match accepted {
             Ok(accepted) => accepted,
             Err(error) => {
-                tracing::warn!(%error, "etcd port: no connection could be taken");
-                tokio::time::sleep(ACCEPT_PAUSE).await;
+                tracing::warn!(%error, "etcd port: accept failed");
+                tokio::time::sleep(ACCEPT_RETRY_DELAY).await;
                 continue;
             }
         };
         if open.fetch_add(1, Ordering::Relaxed) >= max_connections {
             open.fetch_sub(1, Ordering::Relaxed);
             api.counters.refused_connections.inc();
-            tracing::warn!(%peer, max_connections, "etcd port: too many connections, one was closed");
+            tracing::warn!(%peer, max_connections, "etcd port: connection refused over the limit");
             continue;
         }
-        let place = Place { open: Arc::clone(&open), _alive: alive.clone() };
+        let slot = ConnectionSlot { open: Arc::clone(&open), _alive: alive.clone() };
         let api = Arc::clone(&api);
         let scope = api.scope.clone();
         scope.spawn("etcd-connection", async move {
             let counters = Arc::clone(&api);
             let _counted = Counted::new(&counters.counters.connections);
-            let _place = place;
+            let _slot = slot;
             serve(api, socket, peer).await;
         });
     }
@@ -185,14 +185,14 @@ async fn serve(api: Arc<Api>, mut socket: TcpStream, peer: SocketAddr) {
         Ok(Ok(())) => {
             api.counters.bad_connections.inc();
             let shown = first.escape_ascii().take(64).map(char::from).collect::<String>();
-            tracing::info!(%peer, first = %shown, "etcd port: neither HTTP/2 nor HTTP/1.1, closed");
+            tracing::info!(%peer, first = %shown, "etcd port: connection closed: neither HTTP/2 nor HTTP/1.1");
         }
-        Ok(Err(error)) => tracing::debug!(%peer, %error, "etcd port: a client went away"),
-        Err(_) => tracing::debug!(%peer, "etcd port: a client said nothing"),
+        Ok(Err(error)) => tracing::debug!(%peer, %error, "etcd port: connection lost before the first bytes"),
+        Err(_) => tracing::debug!(%peer, "etcd port: first bytes timed out"),
     }
 }
 
-/// Small answers go out at once, and a client whose machine has gone is noticed.
+/// Disables Nagle's algorithm, so small responses go out at once, and enables TCP keepalive to detect dead clients.
 fn prepare(socket: &TcpStream) -> io::Result<()> {
     socket.set_nodelay(true)?;
     let keepalive = TcpKeepalive::new()

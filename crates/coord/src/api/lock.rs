@@ -1,8 +1,9 @@
-//! The Lock service: a lock is the oldest key under its name, and a waiter watches the key before its own.
+//! The Lock service: the holder of a lock is the owner of the oldest key under its name, and a waiter watches the key
+//! before its own.
 //!
-//! The keys are those that etcd's own recipe makes (`name/<lease in hex>`), so a client that locks by itself and one that has
-//! the server do it exclude each other. A lock alone excludes nobody who was slow: the create revision of the key
-//! is the fencing token, and `header.revision` of the answer is at least that.
+//! The keys are those of etcd's own recipe (`name/<lease in hex>`), so a client-side lock and a server-side lock
+//! exclude each other. A lock alone does not stop a slow former holder: the create revision of the key is the fencing
+//! token, and `header.revision` of the response is at least that.
 
 use std::sync::Arc;
 
@@ -20,22 +21,22 @@ use crate::request::{
 };
 use crate::watch::WatchRequest;
 
-/// What a lease lives that the server grants because the caller named none.
+/// TTL of the lease that the server grants if the caller named none.
 const SESSION_TTL_MS: i64 = 60_000;
 
 pub(super) async fn lock(api: &Arc<Api>, request: wire::LockRequest) -> Result<wire::LockResponse, Status> {
     let lease = session(api, request.lease).await?;
-    let place = enter(api, &request.name, lease, Bytes::new()).await?;
-    let key = place.key.clone();
-    let mut revision = place.entered_at;
-    if place.oldest != Some(place.revision) {
-        let Some(held_at) = place.wait(api).await? else {
-            place.keep();
+    let entry = enqueue(api, &request.name, lease, Bytes::new()).await?;
+    let key = entry.key.clone();
+    let mut revision = entry.enqueued_at;
+    if entry.oldest != Some(entry.revision) {
+        let Some(held_at) = entry.wait(api).await? else {
+            entry.keep();
             return Err(Status::new(Code::Unknown, "mutex: session is expired"));
         };
         revision = held_at;
     }
-    place.keep();
+    entry.keep();
     Ok(wire::LockResponse { header: Some(api.header(revision)), key })
 }
 
@@ -50,7 +51,7 @@ pub(super) async fn unlock(
     }
 }
 
-/// The lease to work with: the caller's, or a new one.
+/// The lease to use: the caller's, or a new one.
 pub(super) async fn session(api: &Api, lease: i64) -> Result<LeaseId, Status> {
     if lease != 0 {
         return Ok(LeaseId(lease));
@@ -59,29 +60,29 @@ pub(super) async fn session(api: &Api, lease: i64) -> Result<LeaseId, Status> {
     Ok(id)
 }
 
-/// A place in the queue of a name. Dropping it gives the place up, unless it was kept.
-pub(super) struct Place {
+/// An entry in the queue of a name. Dropping it deletes its key, unless it was kept.
+pub(super) struct QueueEntry {
     api: Arc<Api>,
     pub(super) key: Bytes,
     prefix: Bytes,
     /// The create revision of the key: the order of the queue, and the fencing token.
     pub(super) revision: i64,
-    /// The create revision of the first in the queue when this place was taken.
+    /// The create revision of the first entry of the queue when this one was added.
     oldest: Option<i64>,
-    /// What the key held before this call, when the lease had it already.
+    /// The previous value of the key, if the lease had the key already.
     pub(super) held: Option<Bytes>,
-    /// The revision of the store when the place was taken.
-    pub(super) entered_at: i64,
+    /// The revision of the store when the entry was added.
+    pub(super) enqueued_at: i64,
     kept: bool,
 }
 
-/// Takes a place in the queue of `name`, or finds the one that the lease has.
-pub(super) async fn enter(
+/// Adds an entry to the queue of `name`, or finds the one of the lease.
+pub(super) async fn enqueue(
     api: &Arc<Api>,
     name: &[u8],
     lease: LeaseId,
     value: Bytes,
-) -> Result<Place, Status> {
+) -> Result<QueueEntry, Status> {
     let prefix = prefix_of(name);
     let mut key = prefix.to_vec();
     key.extend_from_slice(hex(lease).as_bytes());
@@ -89,22 +90,22 @@ pub(super) async fn enter(
     let put = PutRequest { lease, ..PutRequest::new(key.clone(), value) };
     let txn = TxnRequest {
         compares: vec![created_at(&key, 0)],
-        success: vec![TxnOp::Put(put), TxnOp::Range(oldest_of(&prefix))],
-        failure: vec![TxnOp::Range(RangeRequest::key(key.clone())), TxnOp::Range(oldest_of(&prefix))],
+        success: vec![TxnOp::Put(put), TxnOp::Range(oldest_key(&prefix))],
+        failure: vec![TxnOp::Range(RangeRequest::key(key.clone())), TxnOp::Range(oldest_key(&prefix))],
     };
     let reply = api.coordinator.txn(Origin::Client, txn, false).await?;
-    let entered_at = reply.revision;
-    let (own, oldest) = answers(reply)?;
+    let enqueued_at = reply.revision;
+    let (own, oldest) = split_reply(reply)?;
     let (revision, held) = match own.and_then(|own| own.kvs.into_iter().next()) {
         Some(kv) => (kv.create_revision, Some(kv.value)),
-        None => (entered_at, None),
+        None => (enqueued_at, None),
     };
     let oldest = oldest.kvs.first().map(|kv| kv.create_revision);
-    Ok(Place { api: Arc::clone(api), key, prefix, revision, oldest, held, entered_at, kept: false })
+    Ok(QueueEntry { api: Arc::clone(api), key, prefix, revision, oldest, held, enqueued_at, kept: false })
 }
 
-/// What the key held when it was there already, and the first of the queue.
-fn answers(reply: TxnReply) -> Result<(Option<RangeReply>, RangeReply), Status> {
+/// The previous key-value if the key existed, and the first entry of the queue.
+fn split_reply(reply: TxnReply) -> Result<(Option<RangeReply>, RangeReply), Status> {
     let mut responses = reply.responses.into_iter();
     match (responses.next(), responses.next()) {
         (Some(TxnOpReply::Put(_)), Some(TxnOpReply::Range(oldest))) => Ok((None, oldest)),
@@ -113,9 +114,9 @@ fn answers(reply: TxnReply) -> Result<(Option<RangeReply>, RangeReply), Status> 
     }
 }
 
-impl Place {
-    /// Waits until every earlier key is gone. Returns a revision at which this key was there and the oldest; `None` as
-    /// soon as this key is gone, with its lease or by another client's deletion.
+impl QueueEntry {
+    /// Waits until every earlier key is deleted. Returns a revision at which this key existed and was the oldest;
+    /// `None` as soon as this key is deleted, with its lease or by another client.
     pub(super) async fn wait(&self, api: &Api) -> Result<Option<i64>, Status> {
         loop {
             let before = RangeRequest {
@@ -123,16 +124,16 @@ impl Place {
                 sort_order: SortOrder::Descend,
                 sort_target: SortTarget::Create,
                 max_create_revision: self.revision - 1,
-                ..under(&self.prefix)
+                ..prefix_range(&self.prefix)
             };
             let reply = api.coordinator.range(before, false).await?;
             match reply.kvs.into_iter().next() {
-                // Keys with smaller create revisions never appear again, so this key is the oldest while it is there.
+                // Keys with smaller create revisions never appear again, so this key is the oldest while it exists.
                 None => return self.own(api).await,
                 Some(kv) => tokio::select! {
-                    gone = wait_deleted(api, kv.key, reply.revision) => gone?,
-                    gone = wait_deleted(api, self.key.clone(), self.entered_at) => {
-                        gone?;
+                    deleted = wait_deleted(api, kv.key, reply.revision) => deleted?,
+                    deleted = wait_deleted(api, self.key.clone(), self.enqueued_at) => {
+                        deleted?;
                         if self.own(api).await?.is_none() {
                             return Ok(None);
                         }
@@ -142,39 +143,39 @@ impl Place {
         }
     }
 
-    /// The store's revision if this place is still there.
+    /// The store's revision, if this entry still exists.
     async fn own(&self, api: &Api) -> Result<Option<i64>, Status> {
         let own = api.coordinator.range(RangeRequest::key(self.key.clone()), false).await?;
         let is_there = own.kvs.first().is_some_and(|kv| kv.create_revision == self.revision);
         Ok(is_there.then_some(own.revision))
     }
 
-    /// The place outlives the call.
+    /// Keeps the key beyond the call.
     pub(super) fn keep(mut self) {
         self.kept = true;
     }
 }
 
-impl Drop for Place {
+impl Drop for QueueEntry {
     fn drop(&mut self) {
         if self.kept || tokio::runtime::Handle::try_current().is_err() {
             return;
         }
         let (api, key, revision) = (Arc::clone(&self.api), self.key.clone(), self.revision);
         let scope = api.scope.clone();
-        scope.spawn("give up a place in a queue", async move {
+        scope.spawn("etcd-lock-abandon", async move {
             let txn = TxnRequest {
                 compares: vec![created_at(&key, revision)],
                 success: vec![TxnOp::Delete(DeleteRequest::key(key))],
                 failure: Vec::new(),
             };
-            // If it cannot be given up now, it ends with its lease.
+            // If the deletion fails, the key is deleted when its lease expires.
             let _ = api.coordinator.txn(Origin::Client, txn, false).await;
         });
     }
 }
 
-/// Returns when the key is gone, or when that can no longer be told from here.
+/// Waits until the key is deleted, or until its history was compacted.
 async fn wait_deleted(api: &Api, key: Bytes, seen_at: i64) -> Result<(), Status> {
     let mut watch = api.coordinator.watcher();
     let request = WatchRequest { key, start_revision: seen_at + 1, no_put: true, ..WatchRequest::default() };
@@ -188,7 +189,7 @@ async fn wait_deleted(api: &Api, key: Bytes, seen_at: i64) -> Result<(), Status>
     }
 }
 
-/// What the keys of a name begin with.
+/// The prefix of the keys of a name.
 pub(super) fn prefix_of(name: &[u8]) -> Bytes {
     let mut prefix = Vec::with_capacity(name.len() + 1);
     prefix.extend_from_slice(name);
@@ -196,8 +197,8 @@ pub(super) fn prefix_of(name: &[u8]) -> Bytes {
     prefix.into()
 }
 
-/// Every key under a prefix, which ends with a slash.
-pub(super) fn under(prefix: &Bytes) -> RangeRequest {
+/// Every key under a prefix that ends with a slash.
+pub(super) fn prefix_range(prefix: &Bytes) -> RangeRequest {
     let mut end = prefix.to_vec();
     if let Some(last) = end.last_mut() {
         *last += 1; // a slash, so there is no carry
@@ -205,12 +206,17 @@ pub(super) fn under(prefix: &Bytes) -> RangeRequest {
     RangeRequest::between(prefix.clone(), end)
 }
 
-/// The first of a queue.
-pub(super) fn oldest_of(prefix: &Bytes) -> RangeRequest {
-    RangeRequest { limit: 1, sort_order: SortOrder::Ascend, sort_target: SortTarget::Create, ..under(prefix) }
+/// The first entry of a queue.
+pub(super) fn oldest_key(prefix: &Bytes) -> RangeRequest {
+    RangeRequest {
+        limit: 1,
+        sort_order: SortOrder::Ascend,
+        sort_target: SortTarget::Create,
+        ..prefix_range(prefix)
+    }
 }
 
-/// That a key appeared at a revision; 0 is a key that does not exist.
+/// Compares the create revision of a key; 0 is a missing key.
 pub(super) fn created_at(key: &Bytes, revision: i64) -> Compare {
     Compare {
         key: key.clone(),
@@ -220,7 +226,7 @@ pub(super) fn created_at(key: &Bytes, revision: i64) -> Compare {
     }
 }
 
-/// A lease as etcd's recipes write it into keys: hexadecimal, with a sign.
+/// A lease id as in the keys of etcd's recipes: hexadecimal, with a sign.
 fn hex(lease: LeaseId) -> String {
     if lease.0 < 0 { format!("-{:x}", lease.0.unsigned_abs()) } else { format!("{:x}", lease.0) }
 }

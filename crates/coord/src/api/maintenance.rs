@@ -1,13 +1,13 @@
-//! The Maintenance service: status, alarms, checksums, snapshots, leadership.
+//! The Maintenance service: status, alarms, hashes, snapshots, leadership transfer.
 
 use moim_raft::VoterId;
 use moim_wire_grpc::etcd as wire;
 use moim_wire_grpc::{Code, Status};
 
 use super::backup::Backup;
-use super::call::{Body, Gone, Respond, Sender};
+use super::call::{Body, ClientGone, Responder, Sender};
 use super::convert::CLIENT_SPACE;
-use super::dispatch::Terms;
+use super::dispatch::CallOptions;
 use super::{Api, VERSION};
 use crate::engine::CoordError;
 use crate::request::{Alarm, AlarmKind};
@@ -67,7 +67,7 @@ fn unknown(what: &str, number: i32) -> Status {
     Status::new(Code::InvalidArgument, format!("moim: unknown {what} {number}"))
 }
 
-/// Nothing is ever fragmented: what compaction forgot is given back by itself. The answer is the truth.
+/// Does nothing: compacted history is reclaimed automatically and never fragments.
 pub(super) async fn defragment(
     api: &Api,
     _: wire::DefragmentRequest,
@@ -90,8 +90,8 @@ pub(super) async fn hash_kv(api: &Api, request: wire::HashKvRequest) -> Result<w
     })
 }
 
-/// Hands the leadership over. As in etcd, the leader itself has to be asked, so that nobody moves it who was wrong about
-/// who has it.
+/// Transfers leadership. As in etcd the request must go to the leader itself, so that a caller with a stale view of the
+/// leader moves nothing.
 pub(super) async fn move_leader(
     api: &Api,
     request: wire::MoveLeaderRequest,
@@ -104,7 +104,7 @@ pub(super) async fn move_leader(
     Ok(wire::MoveLeaderResponse { header: Some(api.header_now()) })
 }
 
-/// There is no older version of this cluster that speaks this protocol.
+/// Always refused: no older version of this cluster speaks this protocol.
 pub(super) async fn downgrade(
     _: &Api,
     request: wire::DowngradeRequest,
@@ -125,15 +125,20 @@ pub(super) async fn downgrade(
     })
 }
 
-/// The store as a file that `etcdctl snapshot save` accepts and `moim` restores from.
-pub(super) async fn snapshot(api: &Api, terms: Terms, mut body: Body, respond: Respond) -> Result<(), Gone> {
+/// The store as a snapshot file for `etcdctl snapshot save` and `moim coord snapshot restore`.
+pub(super) async fn snapshot(
+    api: &Api,
+    call_options: CallOptions,
+    mut body: Body,
+    respond: Responder,
+) -> Result<(), ClientGone> {
     if let Err(status) = body.only::<wire::SnapshotRequest>().await {
         return respond.fail(&status);
     }
     let mut sender = respond.start()?;
-    // A snapshot holds on to history: a client that does not read it must not.
+    // A snapshot pins history: a client that does not read it must not keep it.
     sender.limit_stalls();
-    let mut end = std::pin::pin!(api.stream_end(terms));
+    let mut end = std::pin::pin!(api.stream_end(call_options));
     let outcome = tokio::select! {
         status = &mut end => Err(status),
         sent = send_snapshot(api, &mut sender) => sent?,
@@ -141,30 +146,30 @@ pub(super) async fn snapshot(api: &Api, terms: Terms, mut body: Body, respond: R
     sender.finish(outcome)
 }
 
-async fn send_snapshot(api: &Api, sender: &mut Sender) -> Result<Result<(), Status>, Gone> {
+async fn send_snapshot(api: &Api, sender: &mut Sender) -> Result<Result<(), Status>, ClientGone> {
     let mut sent_bytes = 0;
     let mut backup = Backup::new(api.coordinator.database());
-    while let Some(piece) = backup.next() {
-        let piece = match piece {
-            Ok(piece) => piece,
+    while let Some(chunk) = backup.next() {
+        let chunk = match chunk {
+            Ok(chunk) => chunk,
             Err(error) => return Ok(Err(Status::new(Code::Unavailable, format!("etcdserver: {error}")))),
         };
-        if piece.bytes.is_empty() {
+        if chunk.bytes.is_empty() {
             tokio::task::yield_now().await;
             continue;
         }
-        sent_bytes += piece.bytes.len() as u64;
-        let about_bytes = backup.database().total_bytes();
-        // Some clients take 0 for the end, and the checksum is that.
-        let remaining_bytes = if piece.is_last { 0 } else { about_bytes.saturating_sub(sent_bytes).max(32) };
+        sent_bytes += chunk.bytes.len() as u64;
+        let total_bytes = backup.database().total_bytes();
+        // Some clients take 0 for the end of the file, which is the checksum.
+        let remaining_bytes = if chunk.is_last { 0 } else { total_bytes.saturating_sub(sent_bytes).max(32) };
         let response = wire::SnapshotResponse {
             header: Some(api.header_now()),
             remaining_bytes,
-            blob: piece.bytes,
+            blob: chunk.bytes,
             version: VERSION.to_owned(),
         };
         sender.send(&response).await?;
-        // Others have their turn: a large store has many pieces.
+        // Let other tasks run: a large store has many chunks.
         tokio::task::yield_now().await;
     }
     Ok(Ok(()))

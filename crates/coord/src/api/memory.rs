@@ -1,11 +1,11 @@
-//! The memory of the etcd API, taken from the budget of the node in two layers.
+//! Memory of the etcd API, taken from the node's budget in two layers.
 //!
-//! - `etcd messages`: beginnings of requests, and answers until the socket has taken them;
-//! - `etcd calls`: calls that are open beyond the first few of a connection, and watches with their keys.
+//! - `etcd messages`: incomplete requests, and responses until the socket has taken them;
+//! - `etcd calls`: open calls beyond the first few of a connection, and watches with their keys.
 //!
 //! Each connection has a share of both, so that no client can hold all of a layer. Small messages (up to
-//! [`UNCOUNTED_BYTES`]) and the first [`FREE_CALLS`] calls of a connection are not counted: they are bounded by the number
-//! of connections, and a put or a range of a few KiB never comes here.
+//! [`UNCOUNTED_BYTES`]) and the first [`FREE_CALLS`] calls of a connection are not counted: they are bounded by the
+//! number of connections, and a put or a range of a few KiB never comes here.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -16,40 +16,40 @@ use moim_wire_grpc::Status;
 
 use crate::engine::CoordError;
 
-/// What no other layer can take from the messages of the etcd API, and the most they may hold.
+/// Reserved for the messages of the etcd API, and their maximum.
 const MESSAGES_RESERVE: usize = 128 << 20;
 const MESSAGES_BYTES: usize = 256 << 20;
 /// The same for calls and watches.
 const CALLS_RESERVE: usize = 64 << 20;
 const CALLS_BYTES: usize = 256 << 20;
-/// What the etcd API reserves of the node's budget.
+/// The etcd API's reserve in the node's budget.
 pub const MEMORY_RESERVE: usize = MESSAGES_RESERVE + CALLS_RESERVE;
 
-/// One connection may hold so much of a layer: one part of so many.
+/// One connection may hold one part of a layer divided by this number.
 const SHARES: usize = 4;
 /// Messages up to this size are not counted.
 pub(super) const UNCOUNTED_BYTES: usize = 4 << 10;
-/// The beginning of a message is counted in steps, not piece by piece.
+/// An incomplete message is counted in steps of this size.
 const STEP_BYTES: usize = 16 << 10;
-/// Calls of a connection that are not counted.
+/// Open calls of a connection that are not counted.
 pub(super) const FREE_CALLS: usize = 64;
-/// What an open call holds: its future, its stream in the HTTP/2 library, and a small message.
+/// Memory of an open call: its future, its stream in the HTTP/2 library, and a small message.
 const CALL_BYTES: usize = 4 << 10;
-/// Calls are counted in steps, not one by one.
+/// Calls are counted in steps of this many.
 const CALLS_STEP: usize = 64;
-/// What a watch holds beside its key.
+/// Memory of a watch beside its key.
 const WATCH_BYTES: usize = 512;
 
-/// The layers of the etcd API.
+/// The memory layers of the etcd API.
 pub(super) struct Budget {
     messages: LayerBudget,
     calls: LayerBudget,
-    /// Bytes of answers that wait for room. Most of them are not made yet.
+    /// Bytes of responses that wait for memory. Most of them are not encoded yet.
     queued: AtomicUsize,
     stall: Duration,
 }
 
-/// Bytes in [`Budget::queued`].
+/// Bytes counted in [`Budget::queued`].
 struct Queued<'a>(&'a AtomicUsize, usize);
 
 impl Drop for Queued<'_> {
@@ -59,11 +59,11 @@ impl Drop for Queued<'_> {
 }
 
 impl Budget {
-    /// Layers of the node's budget, or of one of its own.
+    /// Layers of the node's budget, or of a separate one.
     pub(super) fn new(node: Option<&MemoryBudget>, stall: Duration) -> Self {
         let own = || MemoryBudget::new(MESSAGES_BYTES + CALLS_BYTES);
         let node = node.cloned().unwrap_or_else(own);
-        // A budget that is smaller than a node's, as tests have, is shared out in the same way.
+        // A budget smaller than a node's, as in tests, is divided in the same proportion.
         let (messages, calls) = (MESSAGES_RESERVE.min(node.total() / 2), CALLS_RESERVE.min(node.total() / 4));
         Self {
             messages: node.layer("etcd messages", messages, MESSAGES_BYTES),
@@ -88,28 +88,28 @@ impl Share {
         Arc::new(Self { all: Arc::clone(all), messages, calls })
     }
 
-    /// How long a client may keep memory without doing anything.
+    /// The stall timeout of a client that holds memory.
     pub(super) fn stall(&self) -> Duration {
         self.all.stall
     }
 
-    /// Whether messages of other clients may have to wait for memory.
+    /// True if messages of other clients may have to wait for memory.
     pub(super) fn is_short(&self) -> bool {
         self.all.messages.used() > self.all.messages.limit() / 2
             || self.messages.used() > self.messages.limit() / 2
     }
 
-    /// Whether messages of this connection hold memory.
+    /// True if messages of this connection hold memory.
     pub(super) fn holds_messages(&self) -> bool {
         self.messages.used() > 0
     }
 
-    /// Waits for room for an answer, unless as much as there is room for waits already. A single answer larger than
+    /// Waits for memory for a response, unless a whole layer's worth is waiting already. A single response larger than
     /// the share of a connection takes all of it.
-    pub(super) async fn room(&self, bytes: usize) -> Result<Permit, Status> {
+    pub(super) async fn reserve(&self, bytes: usize) -> Result<Permit, Status> {
         let bytes = bytes.min(self.messages.limit());
-        if let Ok(room) = self.messages.try_take(bytes) {
-            return Ok(room);
+        if let Ok(permit) = self.messages.try_take(bytes) {
+            return Ok(permit);
         }
         let waiting = self.all.queued.fetch_add(bytes, Ordering::Relaxed);
         let _queued = Queued(&self.all.queued, bytes);
@@ -119,7 +119,7 @@ impl Share {
         self.messages.take(bytes).await.map_err(|_| CoordError::TooManyRequests.into())
     }
 
-    /// Has memory for so many bytes of a message that has begun.
+    /// Reserves memory for the bytes of an incomplete message.
     pub(super) fn hold(&self, held: &mut Option<Permit>, bytes: usize) -> Result<(), Status> {
         let had = held.as_ref().map_or(UNCOUNTED_BYTES, Permit::bytes);
         if bytes <= had {
@@ -133,7 +133,7 @@ impl Share {
         taken.map_err(|_| CoordError::TooManyRequests.into())
     }
 
-    /// Has memory for one more watch, which is then counted in `held`. Answers how much.
+    /// Reserves memory for one more watch, counted in `held`. Returns its size.
     pub(super) fn hold_watch(&self, held: &mut Option<Permit>, key_bytes: usize) -> Result<usize, Status> {
         let bytes = WATCH_BYTES + key_bytes;
         let taken = match held {
@@ -159,7 +159,7 @@ impl OpenCalls {
         FREE_CALLS + self.held.as_ref().map_or(0, |held| held.bytes() / CALL_BYTES)
     }
 
-    /// Whether there is memory for one more call beside `open` others.
+    /// True if there is memory for one more call beside `open` others.
     pub(super) fn admit(&mut self, open: usize) -> bool {
         if open < self.counted() {
             return true;
@@ -171,7 +171,7 @@ impl OpenCalls {
         taken.is_ok()
     }
 
-    /// Gives memory back when only `open` calls are left.
+    /// Releases memory when only `open` calls are left.
     pub(super) fn on_ended(&mut self, open: usize) {
         if let Some(held) = &mut self.held
             && open + 2 * CALLS_STEP < FREE_CALLS + held.bytes() / CALL_BYTES
@@ -190,40 +190,41 @@ mod tests {
     const STALL: Duration = Duration::from_secs(30);
 
     #[tokio::test]
-    async fn answers_that_wait_for_room_are_bounded_too() {
+    async fn responses_that_wait_for_memory_are_bounded() {
         let budget = Arc::new(Budget::new(None, STALL));
         let all = MESSAGES_BYTES / SHARES;
         let shares: Vec<_> = (0..SHARES).map(|_| Share::new(&budget)).collect();
         let mut held = Vec::new();
         for share in &shares {
-            held.push(share.room(all).await.unwrap());
+            held.push(share.reserve(all).await.unwrap());
         }
         let other = Share::new(&budget);
         let mut waiting = Vec::new();
         for _ in 0..=SHARES {
-            let mut room = Box::pin(other.room(all));
-            assert!(futures_util::poll!(room.as_mut()).is_pending());
-            waiting.push(room);
+            let mut reserve = Box::pin(other.reserve(all));
+            assert!(futures_util::poll!(reserve.as_mut()).is_pending());
+            waiting.push(reserve);
         }
-        let refused = other.room(1).await.err().map(|status| status.code);
+        let refused = other.reserve(1).await.err().map(|status| status.code);
         assert_eq!(refused, Some(Code::ResourceExhausted));
-        // Whoever gives up leaves the queue, and whoever is done makes room.
+        // A waiter that gives up leaves the queue, and a finished one releases memory.
         waiting.clear();
-        let mut next = Box::pin(other.room(1));
+        let mut next = Box::pin(other.reserve(1));
         assert!(futures_util::poll!(next.as_mut()).is_pending());
         held.pop();
         assert!(next.await.is_ok());
     }
 
     #[tokio::test]
-    async fn the_reserve_of_the_etcd_api_is_there_when_another_layer_has_taken_the_rest() {
+    async fn etcd_reserve_is_available_when_another_layer_has_taken_the_rest() {
         let node = MemoryBudget::new(2 * MEMORY_RESERVE);
         let budget = Arc::new(Budget::new(Some(&node), STALL));
         let other = node.layer("queue requests", 0, usize::MAX);
         let _greedy = other.try_take(MEMORY_RESERVE).unwrap();
         assert!(other.try_take(1).is_err());
         let shares = [Share::new(&budget), Share::new(&budget)];
-        let rooms = [shares[0].room(MESSAGES_RESERVE / 2).await, shares[1].room(MESSAGES_RESERVE / 2).await];
+        let rooms =
+            [shares[0].reserve(MESSAGES_RESERVE / 2).await, shares[1].reserve(MESSAGES_RESERVE / 2).await];
         assert!(rooms.iter().all(Result::is_ok));
         let mut begun = None;
         assert!(Share::new(&budget).hold(&mut begun, UNCOUNTED_BYTES + 1).is_err(), "the reserve is spent");
@@ -233,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn calls_of_one_connection_have_a_limit_and_give_back_what_they_took() {
+    fn calls_of_one_connection_are_limited_and_release_memory() {
         let budget = Arc::new(Budget::new(None, STALL));
         let share = Share::new(&budget);
         let mut calls = OpenCalls::new(Arc::clone(&share));

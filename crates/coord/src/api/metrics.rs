@@ -1,4 +1,4 @@
-//! `moim_etcd_*`: what the etcd port counts.
+//! `moim_etcd_*`: metrics of the etcd port.
 
 use moim_base::metrics::{Counter, Family, Gauge, Metrics};
 
@@ -17,7 +17,7 @@ pub(super) struct EtcdMetrics {
 }
 
 impl EtcdMetrics {
-    /// Counters that `metrics` shows, if there is anything to show them.
+    /// Counters registered with `metrics`, if any.
     pub(super) fn register(metrics: Option<&Metrics>) -> Self {
         let calls: Family<Vec<(String, String)>, Counter> = Family::default();
         let call = |name: &str| calls.get_or_create(&vec![("method".into(), name.into())]).clone();
@@ -56,7 +56,7 @@ impl EtcdMetrics {
     }
 }
 
-/// One more of something, as long as this exists.
+/// Increments a gauge as long as it exists.
 pub(super) struct Counted<'a>(&'a Gauge);
 
 impl<'a> Counted<'a> {

@@ -1,9 +1,8 @@
-//! Whether this node can reach a majority.
+//! Quorum detection: whether this node can reach a majority.
 //!
-//! A follower that is cut off still believes in its old leader, so the question is put to the test: as long as somebody
-//! wants to know, the node asks for a linearizable read once a second, and three failures in a row mean that the
-//! majority is lost. As in etcd, streams are ended late and new calls are refused early, because ending a stream costs
-//! its client a lot more.
+//! An isolated follower still believes in its old leader, so the node probes: while there is a subscriber, it performs
+//! a linearizable read once a second, and three failures in a row mean that the quorum is lost. As in etcd, streams are
+//! ended late and new calls are refused early, because ending a stream costs its client much more.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -12,70 +11,70 @@ use tokio::sync::{Notify, watch};
 
 use crate::engine::Coordinator;
 
-/// Time between two tests, and the time that each may take: an election timeout of etcd.
+/// Interval between two probes, and the timeout of each: an election timeout of etcd.
 const INTERVAL: Duration = Duration::from_secs(1);
-/// Failures in a row that mean it.
-const MISSES: u32 = 3;
+/// Failures in a row after which the quorum counts as lost.
+const MAX_FAILURES: u32 = 3;
 
-/// See the top of the file.
+/// See the module comment.
 pub(super) struct Quorum {
     lost: watch::Sender<bool>,
-    interested: AtomicUsize,
+    subscribers: AtomicUsize,
     wake: Notify,
 }
 
-/// As long as it exists, the question is asked.
-pub(super) struct Interest<'a> {
+/// A subscription; the node probes as long as one exists.
+pub(super) struct QuorumSubscription<'a> {
     quorum: &'a Quorum,
     lost: watch::Receiver<bool>,
 }
 
 impl Quorum {
     pub(super) fn new() -> Self {
-        Self { lost: watch::Sender::new(false), interested: AtomicUsize::new(0), wake: Notify::new() }
+        Self { lost: watch::Sender::new(false), subscribers: AtomicUsize::new(0), wake: Notify::new() }
     }
 
-    /// Whether the majority was lost when last looked.
+    /// True if the quorum was lost at the last probe.
     pub(super) fn is_lost(&self) -> bool {
         *self.lost.borrow()
     }
 
-    /// Has the question asked from now on.
-    pub(super) fn interest(&self) -> Interest<'_> {
-        self.interested.fetch_add(1, Ordering::Relaxed);
+    /// Starts probing, as long as the subscription exists.
+    pub(super) fn subscribe(&self) -> QuorumSubscription<'_> {
+        self.subscribers.fetch_add(1, Ordering::Relaxed);
         self.wake.notify_one();
-        Interest { quorum: self, lost: self.lost.subscribe() }
+        QuorumSubscription { quorum: self, lost: self.lost.subscribe() }
     }
 
-    /// Asks as long as anybody is interested. Never returns.
-    pub(super) async fn watch_over(&self, coordinator: &Coordinator) {
-        let mut misses = 0;
+    /// Probes while there are subscribers. Never returns.
+    pub(super) async fn run(&self, coordinator: &Coordinator) {
+        let mut failures = 0;
         loop {
-            while self.interested.load(Ordering::Relaxed) == 0 {
-                misses = 0;
+            while self.subscribers.load(Ordering::Relaxed) == 0 {
+                failures = 0;
                 self.lost.send_if_modified(std::mem::take);
                 self.wake.notified().await;
             }
-            let answered = tokio::time::timeout(INTERVAL, coordinator.linearizable()).await;
-            let is_well = matches!(answered, Ok(Ok(())));
-            misses = if is_well { 0 } else { misses + 1 };
-            let is_lost = misses >= MISSES;
+            let probed = tokio::time::timeout(INTERVAL, coordinator.linearizable()).await;
+            let has_quorum = matches!(probed, Ok(Ok(())));
+            failures = if has_quorum { 0 } else { failures + 1 };
+            let is_lost = failures >= MAX_FAILURES;
             self.lost.send_if_modified(|lost| std::mem::replace(lost, is_lost) != is_lost);
-            // A test that failed has taken its time, unless it was refused at once.
+            // A failed probe took its whole timeout, unless it was refused at once.
             tokio::time::sleep(INTERVAL).await;
         }
     }
 }
 
-impl Interest<'_> {
-    /// Returns when the majority is lost.
+impl QuorumSubscription<'_> {
+    /// Waits until the quorum is lost.
     pub(super) async fn lost(&mut self) {
         if self.lost.wait_for(|lost| *lost).await.is_err() {
             std::future::pending::<()>().await;
         }
     }
 
-    /// Returns whether it is lost when that has changed.
+    /// Waits until the quorum is lost or regained; true if it is lost.
     pub(super) async fn changed(&mut self) -> bool {
         if self.lost.changed().await.is_err() {
             std::future::pending::<()>().await;
@@ -84,8 +83,8 @@ impl Interest<'_> {
     }
 }
 
-impl Drop for Interest<'_> {
+impl Drop for QuorumSubscription<'_> {
     fn drop(&mut self) {
-        self.quorum.interested.fetch_sub(1, Ordering::Relaxed);
+        self.quorum.subscribers.fetch_sub(1, Ordering::Relaxed);
     }
 }

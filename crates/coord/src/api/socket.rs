@@ -1,14 +1,14 @@
-//! The socket of a connection, with a write buffer that the connection's task empties once a round.
+//! The socket of a connection, with a write buffer that the connection's task flushes once a round.
 //!
-//! The HTTP/2 library flushes after each larger frame, so that an answer takes two writes and sixty-four answers of one round
-//! take a hundred and twenty-eight. Here what it writes is collected, its flushes are heard and not obeyed, and
-//! [`Outbox::poll_flush`] writes everything when the task has nothing else to do: one write for a round.
+//! The HTTP/2 library flushes after each larger frame, so that a response takes two writes and sixty-four responses of
+//! one round take a hundred and twenty-eight. Here its writes are collected, its flushes are ignored, and
+//! [`Outbox::poll_flush`] writes everything when the task has nothing else to do: one write per round.
 //!
 //! Invariants:
-//! - No more than [`COLLECT_BYTES`] is collected. What does not fit waits for the socket, and so does the library,
-//!   which is how a slow client slows its connection down.
+//! - At most [`COLLECT_BYTES`] are collected. A larger write waits for the socket, and so does the library, which
+//!   applies the backpressure of a slow client to its connection.
 //! - An empty buffer holds no memory: there may be thousands of idle connections.
-//! - Before the first round, and when the connection is shut down, a flush is a flush.
+//! - Before the first round, and when the connection is shut down, a flush is a real flush.
 
 use std::io;
 use std::pin::Pin;
@@ -22,15 +22,15 @@ use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 
 const COLLECT_BYTES: usize = 64 * 1024;
 
-/// The side that the HTTP/2 library has.
+/// The side of the HTTP/2 library.
 pub(super) struct Socket {
-    /// What was read before it was known what is spoken.
+    /// Bytes that were read to detect the protocol.
     first: BytesMut,
     read: OwnedReadHalf,
     out: Outbox,
 }
 
-/// The side that the connection's task has.
+/// The side of the connection's task.
 #[derive(Clone)]
 pub(super) struct Outbox {
     inner: Arc<Mutex<Collected>>,
@@ -39,7 +39,7 @@ pub(super) struct Outbox {
 struct Collected {
     buffer: BytesMut,
     write: OwnedWriteHalf,
-    /// What the socket has taken so far.
+    /// Bytes the socket has taken so far.
     taken_bytes: u64,
     collects: bool,
 }
@@ -58,17 +58,17 @@ impl Outbox {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// From now on somebody calls [`Self::poll_flush`] after each round.
+    /// From now on the connection's task calls [`Self::poll_flush`] after each round.
     pub(super) fn collect(&self) {
         self.lock().collects = true;
     }
 
-    /// Writes what was collected.
+    /// Writes the collected bytes.
     pub(super) fn poll_flush(&self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         self.lock().poll_empty(context)
     }
 
-    /// How much the socket had taken when it took no more; `None` while nothing waits for it.
+    /// Bytes the socket had taken when it blocked; `None` while nothing is pending.
     pub(super) fn blocked_at(&self) -> Option<u64> {
         let collected = self.lock();
         (!collected.buffer.is_empty()).then_some(collected.taken_bytes)
@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_collected_goes_out_with_the_round_in_order() {
+    fn collected_writes_are_flushed_once_per_round_in_order() {
         run(async {
             let (mut client, server) = pair().await;
             let (mut socket, out) = Socket::new(BytesMut::from(&b"first"[..]), server);
@@ -201,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn large_writes_keep_their_place_and_a_full_socket_is_waited_for() {
+    fn large_writes_keep_their_order_and_wait_for_a_full_socket() {
         run(async {
             let (mut client, server) = pair().await;
             let (mut socket, out) = Socket::new(BytesMut::new(), server);

@@ -1,4 +1,4 @@
-//! How the errors of the coordination core are told to clients: code and text as etcd's, because clients match both.
+//! Errors of the coordination service as gRPC status: code and text are etcd's, because clients match both.
 
 use moim_wire_grpc::{Code, Status};
 
@@ -7,7 +7,7 @@ use crate::error::Error;
 
 impl From<CoordError> for Status {
     fn from(error: CoordError) -> Self {
-        // The core's codes are the protocol's numbers.
+        // The codes are the protocol's numbers.
         let code = Code::from_number(error.code() as u8).unwrap_or(Code::Unknown);
         Self::new(code, error.message())
     }
@@ -19,23 +19,23 @@ impl From<Error> for Status {
     }
 }
 
-/// The quorum is not there.
+/// There is no quorum.
 pub(super) fn no_leader() -> Status {
     CoordError::NoLeader.into()
 }
 
-/// The server ends what has no end of its own.
+/// The server stops a stream that has no end of its own.
 pub(super) fn stopped() -> Status {
     Status::new(Code::Unavailable, "etcdserver: server stopped")
 }
 
-/// The caller's time is over.
+/// The deadline of the call has passed.
 pub(super) fn deadline_exceeded() -> Status {
     Status::new(Code::DeadlineExceeded, "context deadline exceeded")
 }
 
-/// An error of a lock or an election. In etcd the server does these with a client of its own, and on the way through it
-/// the code of a refusal gets lost: the text stays, the code is `Unknown`.
+/// An error of a lock or an election. etcd implements these with an internal client, which loses the code of a refusal:
+/// the text stays, the code is `Unknown`.
 pub(super) fn of_recipe(status: Status) -> Status {
     let code = match status.code {
         Code::InvalidArgument
@@ -50,7 +50,7 @@ pub(super) fn of_recipe(status: Status) -> Status {
     Status { code, ..status }
 }
 
-/// The core answered with something that is no answer to the question: a bug, told rather than hidden.
+/// The reply does not match the request: a bug, reported rather than hidden.
 pub(super) fn mismatched() -> Status {
-    Status::new(Code::Internal, "moim: the coordination core gave the answer of another request")
+    Status::new(Code::Internal, "moim: the coordination service replied to another request")
 }

@@ -1,4 +1,4 @@
-//! The etcd port against a raw HTTP/2 client: what a client library hides can be got wrong here on purpose.
+//! The etcd port against a raw HTTP/2 client: a test can send what a client library would not.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -52,7 +52,7 @@ impl Ports {
         Self { cluster, addresses, shutdown, serving }
     }
 
-    /// Runs a future of the test with a client of the first node.
+    /// Runs a test with a client of the first node.
     fn with_client<T>(nodes: usize, test: impl AsyncFnOnce(&Ports, Client) -> T) -> T {
         Self::with_options(nodes, &EtcdOptions::default(), test)
     }
@@ -88,13 +88,13 @@ struct Client {
     send: SendRequest<Bytes>,
 }
 
-/// A call of which nothing but the headers was sent.
+/// A call of which only the headers were sent.
 struct Stream {
     body: SendStream<Bytes>,
     response: h2::client::ResponseFuture,
 }
 
-/// The answer of a call, while it comes in.
+/// The response of a call in progress.
 struct Answer {
     stream: RecvStream,
     frames: FrameReader,
@@ -103,9 +103,9 @@ struct Answer {
 impl Client {
     async fn connect(address: SocketAddr) -> Self {
         let mut builder = h2::client::Builder::new();
-        // Hundreds of small answers may come in at once.
+        // Hundreds of small responses may arrive at once.
         builder.data_frame_budget(1 << 20);
-        // What one stream does not read must not keep the others from being filled.
+        // A stream that is not read must not block the others.
         builder.initial_connection_window_size(16 << 20);
         Self::connect_with(address, &builder).await
     }
@@ -119,7 +119,7 @@ impl Client {
         Self { send }
     }
 
-    /// Begins a call with the usual headers, and others.
+    /// Opens a call with the usual headers and additional ones.
     async fn open(&self, path: &str, others: &[(&str, &str)]) -> Stream {
         let mut request = Request::post(format!("http://moim{path}"));
         if !others.iter().any(|(name, _)| *name == "content-type") {
@@ -133,7 +133,7 @@ impl Client {
         Stream { body, response }
     }
 
-    /// One message out, one back.
+    /// A unary call.
     async fn call<M: Message, A: Message + Default>(&self, path: &str, message: &M) -> Result<A, Status> {
         self.call_with(path, &[], message).await
     }
@@ -151,7 +151,7 @@ impl Client {
         answer.end().await.map(|()| message.expect("a call that went well has an answer"))
     }
 
-    /// Bytes out, whatever they are; HTTP status and gRPC status back.
+    /// Sends raw bytes; returns the HTTP status and the gRPC status.
     async fn raw(&self, path: &str, others: &[(&str, &str)], bytes: Vec<u8>) -> (StatusCode, Status) {
         let mut stream = self.open(path, others).await;
         stream.body.send_data(bytes.into(), true).unwrap();
@@ -175,7 +175,7 @@ impl Stream {
         self.body.send_data(encode_frame(message), is_last).unwrap();
     }
 
-    /// Waits for the headers of the answer.
+    /// Waits for the response headers.
     async fn answer(self) -> Result<Answer, Status> {
         let response = self.response.await.expect("the connection stays");
         if let Some(status) = status_of(response.headers()) {
@@ -184,7 +184,7 @@ impl Stream {
         Ok(Answer { stream: response.into_body(), frames: FrameReader::new(64 << 20) })
     }
 
-    /// Splits off the side that is sent, for calls that go on talking.
+    /// Splits off the request side, for calls that continue to send.
     async fn talk(self) -> (SendStream<Bytes>, Answer) {
         let Self { body, response } = self;
         let response = response.await.expect("the connection stays");
@@ -206,7 +206,7 @@ impl Answer {
         }
     }
 
-    /// How the call ended.
+    /// The status of the call.
     async fn end(mut self) -> Result<(), Status> {
         while let Some(piece) = self.stream.data().await {
             let _ = self.stream.flow_control().release_capacity(piece.unwrap().len());
@@ -225,7 +225,7 @@ fn status_of(headers: &HeaderMap) -> Option<Status> {
     Some(Status::new(code, grpc_status::decode_message(text)))
 }
 
-/// What a refusal says, as `code: text`.
+/// A refusal as `code: text`.
 fn refusal<T: std::fmt::Debug>(outcome: Result<T, Status>) -> String {
     let status = outcome.expect_err("a refusal");
     format!("{:?}: {}", status.code, status.message)

@@ -1,8 +1,8 @@
-//! The Watch service: one stream, any number of watches.
+//! The Watch service: one stream, any number of watchers.
 //!
-//! Owns the ids that clients see, which are per stream, and the order of what is said: that a watch was created
-//! comes before anything else of it. What is due is read from history when the client has room for it, so a
-//! stream that is not read holds one message and a mark per watch.
+//! Owns the watch ids that clients see, which are per stream, and the order of responses: the `created` response of a
+//! watch comes before its other responses. Events are read from history when the client has window for them, so an
+//! unread stream holds one message and one mark per watcher.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -11,8 +11,8 @@ use moim_base::Permit;
 use moim_wire_grpc::Status;
 use moim_wire_grpc::etcd as wire;
 
-use super::call::{Body, Gone, Respond, Sender};
-use super::dispatch::Terms;
+use super::call::{Body, ClientGone, Responder, Sender};
+use super::dispatch::CallOptions;
 use super::memory::Share;
 use super::metrics::Counted;
 use super::{Api, convert, status};
@@ -20,23 +20,28 @@ use crate::engine::{WatchItem, WatchStream};
 use crate::error::Error;
 use crate::watch::{WatchRequest, WatcherId};
 
-/// The id of what is about no watch, or about all of a stream.
+/// The watch id of responses about no watch, or about all of a stream.
 const NO_WATCH: i64 = -1;
 
 /// The watches of one client's stream.
 struct Session<'a> {
     api: &'a Api,
     stream: WatchStream,
-    /// Each with the memory that it holds.
+    /// Client id to watcher, with the memory it holds.
     by_client: HashMap<i64, (WatcherId, usize)>,
     by_watcher: HashMap<WatcherId, i64>,
     next_id: i64,
     share: Arc<Share>,
-    /// For the watches.
+    /// Permit for the watches.
     held: Option<Permit>,
 }
 
-pub(super) async fn serve(api: &Api, terms: Terms, body: Body, respond: Respond) -> Result<(), Gone> {
+pub(super) async fn serve(
+    api: &Api,
+    call_options: CallOptions,
+    body: Body,
+    respond: Responder,
+) -> Result<(), ClientGone> {
     let _counted = Counted::new(&api.counters.watch_streams);
     let mut sender = respond.start()?;
     let mut session = Session {
@@ -48,15 +53,20 @@ pub(super) async fn serve(api: &Api, terms: Terms, body: Body, respond: Respond)
         share: Arc::clone(body.share()),
         held: None,
     };
-    let status = session.run(terms, body, &mut sender).await?;
+    let status = session.run(call_options, body, &mut sender).await?;
     drop(session);
     sender.finish(Err(status))
 }
 
 impl Session<'_> {
-    /// Talks until something ends the stream from this side. A client that has said everything still hears.
-    async fn run(&mut self, terms: Terms, mut body: Body, sender: &mut Sender) -> Result<Status, Gone> {
-        let mut end = std::pin::pin!(self.api.stream_end(terms));
+    /// Serves until the server ends the stream. A client that has half-closed still receives events.
+    async fn run(
+        &mut self,
+        call_options: CallOptions,
+        mut body: Body,
+        sender: &mut Sender,
+    ) -> Result<Status, ClientGone> {
+        let mut end = std::pin::pin!(self.api.stream_end(call_options));
         let mut half_closed = false;
         loop {
             tokio::select! {
@@ -134,14 +144,14 @@ impl Session<'_> {
         }
     }
 
-    /// Gives back the memory of one watch.
+    /// Releases the memory of one watch.
     fn on_watch_ended(&mut self, bytes: usize) {
         if let Some(held) = &mut self.held {
             drop(held.split(bytes));
         }
     }
 
-    /// The next id that no watch of the stream has.
+    /// The next watch id that is free on the stream.
     fn free_id(&self) -> i64 {
         let mut id = self.next_id;
         while self.by_client.contains_key(&id) {
@@ -150,7 +160,7 @@ impl Session<'_> {
         id
     }
 
-    /// A watch that never came to be. It is still announced, so that clients can match it to what they asked for.
+    /// Response to a refused watch. It has `created` set, so that clients can match it to their request.
     fn refused(&self, reason: &str) -> wire::WatchResponse {
         wire::WatchResponse {
             header: Some(self.api.header_now()),
@@ -171,7 +181,7 @@ impl Session<'_> {
         Some(wire::WatchResponse { header, watch_id: id, canceled: true, ..Default::default() })
     }
 
-    /// `None` for what is about a watch that was ended meanwhile.
+    /// `None` for items of a watch that was canceled meanwhile.
     fn on_item(&mut self, item: WatchItem) -> Option<wire::WatchResponse> {
         match item {
             WatchItem::Events { watcher, batch } => Some(wire::WatchResponse {

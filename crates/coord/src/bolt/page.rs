@@ -1,13 +1,13 @@
-//! Pages as bytes: elements into leaves and branches, and the tree above a row of leaves.
+//! Encoding of pages: elements in leaves and branches, and the tree above a row of leaves.
 
 use super::{BRANCH, ELEMENT_BYTES, LEAF, PAGE_BYTES, PAGE_HEADER_BYTES};
 
-/// What an element of a leaf takes.
+/// Bytes of a leaf element.
 pub(super) fn leaf_cost(key: usize, value: usize) -> usize {
     ELEMENT_BYTES + key + value
 }
 
-/// How many pages this content takes, its header included.
+/// Number of pages for content of this size, including the header.
 pub(super) fn pages_for(content: usize) -> u32 {
     u32::try_from((PAGE_HEADER_BYTES + content).div_ceil(PAGE_BYTES)).unwrap_or(u32::MAX)
 }
@@ -29,7 +29,7 @@ impl Page {
         Self { flags: BRANCH, ..Self::leaf() }
     }
 
-    /// Whether another element would make it longer than a page.
+    /// True if another element would exceed the page.
     pub(super) fn is_full_for(&self, cost: usize) -> bool {
         !self.elements.is_empty() && PAGE_HEADER_BYTES + self.bytes + cost > PAGE_BYTES
     }
@@ -48,14 +48,14 @@ impl Page {
         self.elements.first().map(|(_, key, _)| key.clone()).unwrap_or_default()
     }
 
-    /// Writes it as page `id`; answers how many pages it took.
+    /// Writes it as page `id`; returns the number of pages written.
     pub(super) fn write(&self, id: u64, out: &mut Vec<u8>) -> u32 {
         let start = out.len();
         let pages = pages_for(self.bytes);
         header(out, id, self.flags, self.elements.len(), pages - 1);
         let mut data = PAGE_HEADER_BYTES + self.elements.len() * ELEMENT_BYTES;
         for (index, (what, key, value)) in self.elements.iter().enumerate() {
-            // Counted from the element itself.
+            // Relative to the element itself.
             let at = number(data - (PAGE_HEADER_BYTES + index * ELEMENT_BYTES));
             if self.flags == BRANCH {
                 out.extend_from_slice(&at.to_le_bytes());
@@ -84,12 +84,12 @@ pub(super) fn header(out: &mut Vec<u8>, id: u64, flags: u16, count: usize, overf
     out.extend_from_slice(&overflow.to_le_bytes());
 }
 
-/// Lengths here are those of keys and values that requests are limited to.
+/// Lengths are those of keys and values, which the request size limit bounds.
 fn number(length: usize) -> u32 {
     u32::try_from(length).expect("a key and its value are shorter than 4 GiB")
 }
 
-/// Writes the branches above a row of pages (first key, id), from page `next` on; answers the root.
+/// Writes the branches above a row of pages (first key, id), from page `next` on; returns the root.
 pub(super) fn branches(mut row: Vec<(Vec<u8>, u64)>, next: &mut u64, out: &mut Vec<u8>) -> u64 {
     while row.len() > 1 {
         let mut above = Vec::new();
@@ -110,7 +110,7 @@ pub(super) fn branches(mut row: Vec<(Vec<u8>, u64)>, next: &mut u64, out: &mut V
     row.first().map_or(0, |(_, root)| *root)
 }
 
-/// Writes a whole tree of elements in key order, from page `next` on; answers its root.
+/// Writes a whole tree of elements in key order, from page `next` on; returns its root.
 pub(super) fn tree(
     elements: impl IntoIterator<Item = (u32, Vec<u8>, Vec<u8>)>,
     next: &mut u64,

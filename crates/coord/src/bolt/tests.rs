@@ -1,4 +1,4 @@
-//! A state written and read again is the same to its users; a file from anywhere cannot do harm.
+//! A state written and read again is equal for clients; a malformed file is refused.
 
 use proptest::prelude::*;
 
@@ -12,7 +12,7 @@ fn file_of(state: &State) -> Vec<u8> {
     loop {
         match cursor.step(state).unwrap() {
             Step::Measuring => {}
-            Step::Piece(bytes) => file.extend_from_slice(&bytes),
+            Step::Chunk(bytes) => file.extend_from_slice(&bytes),
             Step::Done => break,
         }
     }
@@ -26,7 +26,7 @@ fn apply(state: &mut State, op: Op) {
     assert!(!matches!(reply, crate::Reply::Error(_)), "{reply:?}");
 }
 
-/// Both answer every read of every revision alike.
+/// Both states answer every read of every revision alike.
 fn assert_same(left: &State, right: &State) {
     let user = SpaceId::User;
     assert_eq!(left.revision(user), right.revision(user));
@@ -46,7 +46,7 @@ fn assert_same(left: &State, right: &State) {
 }
 
 #[test]
-fn many_changes_fill_several_levels_of_pages() {
+fn many_changes_need_several_page_levels() {
     let mut state = State::new();
     apply(&mut state, Op::LeaseGrant { id: LeaseId(7), ttl_ms: 60_000 });
     apply(&mut state, Op::LeaseGrant { id: LeaseId(-7), ttl_ms: 61_000 });
@@ -67,7 +67,7 @@ fn many_changes_fill_several_levels_of_pages() {
 }
 
 #[test]
-fn system_keys_and_leases_of_nodes_stay_at_home() {
+fn system_keys_and_node_leases_are_not_exported() {
     let mut state = State::new();
     let node = |op| Command { origin: Origin::Node, op };
     state.apply(1, node(Op::LeaseGrant { id: LeaseId(3), ttl_ms: 3_000 }));
@@ -80,7 +80,7 @@ fn system_keys_and_leases_of_nodes_stay_at_home() {
 }
 
 #[test]
-fn an_empty_store_is_a_file_too() {
+fn empty_state_round_trips() {
     let state = State::new();
     assert_same(&state, &read(&file_of(&state)).unwrap());
 }
@@ -89,7 +89,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
 
     #[test]
-    fn what_is_written_is_read(steps in prop::collection::vec((0..6_u8, 0..8_u8, 0..60_usize), 0..80)) {
+    fn written_file_reads_back_equal(steps in prop::collection::vec((0..6_u8, 0..8_u8, 0..60_usize), 0..80)) {
         let mut state = State::new();
         for (what, key, size) in steps {
             let key = format!("k{key}");
@@ -110,7 +110,7 @@ proptest! {
     }
 
     #[test]
-    fn damage_is_an_error_or_nothing(at in 0..40_960_usize, byte in any::<u8>(), cut in 0..40_960_usize) {
+    fn corrupted_file_is_refused_or_unaffected(at in 0..40_960_usize, byte in any::<u8>(), cut in 0..40_960_usize) {
         let mut state = State::new();
         for n in 0..200 {
             apply(&mut state, Op::Put(PutRequest::new(format!("key-{n}"), vec![b'v'; n])));

@@ -1,8 +1,8 @@
-//! Writes the file in pieces, while commands go on.
+//! Writes the file in chunks while commands are applied.
 //!
-//! The first pages say where the roots are, so the file is measured before it is written: once through all changes
-//! for their sizes, once more for their bytes. Both see the same changes: the state gives nothing back while the
-//! cursor lives, and what is applied meanwhile is behind the end the cursor has noted.
+//! The meta pages name the roots, so the file is measured before it is written: one pass over all changes for their
+//! sizes, one more for their bytes. Both passes see the same changes: the state reclaims nothing while the cursor
+//! lives, and changes applied meanwhile are past the log end that the cursor recorded.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use prost::Message as _;
 
 use super::page::{Page, branches, header, leaf_cost, pages_for, tree};
 use super::{
-    FACTS, FILE_VERSION, FREELIST, IS_BUCKET, KEYS, LEASES, MAGIC, META, META_BYTES, PAGE_BYTES,
+    FILE_VERSION, FREELIST, IS_BUCKET, KEYS, LEASES, MAGIC, META, META_BUCKET, META_BYTES, PAGE_BYTES,
     PAGE_HEADER_BYTES, StoredLease, fnv1a,
 };
 use crate::request::Origin;
@@ -21,23 +21,23 @@ use crate::space::Space;
 use crate::space::log::Change;
 use crate::state::State;
 
-/// Changes looked at in one step.
+/// Changes processed in one step.
 const STEP_CHANGES: usize = 1024;
-/// A piece is closed once it has this much.
-const PIECE_BYTES: usize = 64 << 10;
+/// Target size of a chunk.
+const CHUNK_BYTES: usize = 64 << 10;
 /// Buckets that etcd expects to exist, in order. Ours are filled in between.
 const BUCKETS: [&str; 9] =
-    ["alarm", "auth", "authRoles", "authUsers", "cluster", KEYS, LEASES, "members", FACTS];
+    ["alarm", "auth", "authRoles", "authUsers", "cluster", KEYS, LEASES, "members", META_BUCKET];
 
 /// Flags, key, value.
 type Element = (u32, Vec<u8>, Vec<u8>);
 
-/// What a step came to.
+/// Result of a step.
 pub(crate) enum Step {
     /// Nothing to send yet.
     Measuring,
     /// The next bytes of the file.
-    Piece(Bytes),
+    Chunk(Bytes),
     /// The file is complete.
     Done,
 }
@@ -47,13 +47,13 @@ pub(crate) struct BoltCursor {
     pin: Arc<()>,
     applied: u64,
     compact_revision: i64,
-    /// Positions in the log.
+    /// The log positions in the file.
     log: std::ops::Range<u64>,
     leases: Vec<StoredLease>,
-    /// The changes that are not in the log: revision, number within it, key. Sorted once all are found.
+    /// The changes that are not in the log: revision, sub-number, key. Sorted once all are found.
     bases: Vec<(i64, u32, Bytes)>,
     leaves: Vec<LeafPlan>,
-    /// Of the leaf that is being measured.
+    /// Bytes of the leaf that is being measured.
     leaf_bytes: usize,
     total_bytes: u64,
     stage: Stage,
@@ -61,7 +61,7 @@ pub(crate) struct BoltCursor {
 
 /// A leaf of the tree of keys.
 struct LeafPlan {
-    /// Its first change, among all.
+    /// The number of its first change, among all.
     first: u64,
     key: Vec<u8>,
     pages: u32,
@@ -73,7 +73,7 @@ enum Stage {
     /// Measuring from this change on.
     Measure(u64),
     Front,
-    /// Writing from this leaf on, whose page is known; then what comes after the leaves.
+    /// Writing from this leaf on, whose page is known; then the pages after the leaves.
     Leaves {
         leaf: usize,
         page: u64,
@@ -84,7 +84,7 @@ enum Stage {
 }
 
 impl State {
-    /// Starts a file of the user's keys as they are now.
+    /// Begins a file of the current user keys.
     pub(crate) fn begin_bolt(&self) -> BoltCursor {
         let client = self.leases.by_id.iter().filter(|(_, lease)| lease.origin == Origin::Client);
         let seconds = |ms: i64| ms.div_euclid(1_000) + i64::from(ms.rem_euclid(1_000) > 0);
@@ -109,12 +109,12 @@ impl State {
 }
 
 impl BoltCursor {
-    /// Bytes of the whole file; 0 until it is known.
+    /// Size of the whole file in bytes; 0 until it is known.
     pub(crate) fn total_bytes(&self) -> u64 {
         self.total_bytes
     }
 
-    /// The next step. Refused when `state` is not the one the file was begun on.
+    /// The next step. Fails if `state` is not the one the file was begun on.
     pub(crate) fn step(&mut self, state: &State) -> Result<Step, SnapshotError> {
         if !Arc::ptr_eq(&self.pin, &state.pin) {
             return Err(SnapshotError::Replaced);
@@ -129,11 +129,11 @@ impl BoltCursor {
                 self.stage = self.measure(space, from);
                 Ok(Step::Measuring)
             }
-            Stage::Front => Ok(Step::Piece(self.write_front())),
+            Stage::Front => Ok(Step::Chunk(self.write_front())),
             Stage::Leaves { leaf, page, back } => {
-                Ok(self.write_leaves(space, leaf, page, back).map_or(Step::Measuring, Step::Piece))
+                Ok(self.write_leaves(space, leaf, page, back).map_or(Step::Measuring, Step::Chunk))
             }
-            Stage::Back(bytes) => Ok(Step::Piece(bytes)),
+            Stage::Back(bytes) => Ok(Step::Chunk(bytes)),
             Stage::Done => Ok(Step::Done),
         }
     }
@@ -156,16 +156,16 @@ impl BoltCursor {
         self.bases.len() as u64 + (self.log.end - self.log.start)
     }
 
-    /// The change of this number, if it still counts: forgotten ones may not have been given back yet.
+    /// The change of this number, if it is still visible: compacted ones may not be reclaimed yet.
     fn change<'a>(&self, space: &'a Space, number: u64) -> Option<&'a Change> {
         let change = match self.bases.get(usize::try_from(number).ok()?) {
             Some((revision, _, key)) => space.get_at(key, *revision)?,
             None => space.log().get(self.log.start + (number - self.bases.len() as u64)),
         };
-        let place = |change: &Change| (change.version.revision, change.version.sub);
-        let counts = change.version.revision > self.compact_revision
-            || space.get_at(&change.key, self.compact_revision).is_some_and(|it| place(it) == place(change));
-        counts.then_some(change)
+        let order = |change: &Change| (change.version.revision, change.version.sub);
+        let is_visible = change.version.revision > self.compact_revision
+            || space.get_at(&change.key, self.compact_revision).is_some_and(|it| order(it) == order(change));
+        is_visible.then_some(change)
     }
 
     fn measure(&mut self, space: &Space, from: u64) -> Stage {
@@ -189,14 +189,14 @@ impl BoltCursor {
         if end < self.changes() { Stage::Measure(end) } else { Stage::Front }
     }
 
-    /// Everything before the leaves. By then the rest of the file is known but for their bytes.
+    /// The pages before the leaves. The rest of the file is then known except for the leaves' bytes.
     fn write_front(&mut self) -> Bytes {
         let mut next = 3;
         let mut small = Vec::new();
         let mut roots = BUCKETS.map(|name| match name {
             KEYS => 0,
             LEASES => tree(self.leases(), &mut next, &mut small),
-            FACTS => tree(self.facts(), &mut next, &mut small),
+            META_BUCKET => tree(self.meta_entries(), &mut next, &mut small),
             _ => tree([], &mut next, &mut small),
         });
         let first_leaf = next;
@@ -212,7 +212,7 @@ impl BoltCursor {
             *root = keys;
         }
         let buckets = BUCKETS.iter().zip(roots).map(|(name, root)| {
-            // The root, and a counter that nobody uses.
+            // The root, and the bucket's sequence, which etcd does not use.
             let bucket = [root.to_le_bytes(), [0; 8]].concat();
             (IS_BUCKET, name.as_bytes().to_vec(), bucket)
         });
@@ -234,29 +234,29 @@ impl BoltCursor {
         let stored = self.leases.iter();
         let mut leases: Vec<Element> =
             stored.map(|lease| (0, lease.id.to_be_bytes().to_vec(), lease.encode_to_vec())).collect();
-        // Ids may be any 64 bits; a tree is in the order of their bytes.
+        // Ids may be any 64 bits; a tree is in byte order.
         leases.sort_unstable();
         leases
     }
 
-    /// What etcd wants to know besides the keys.
-    fn facts(&self) -> Vec<Element> {
-        let mut facts = vec![
+    /// The `meta` bucket of etcd.
+    fn meta_entries(&self) -> Vec<Element> {
+        let mut meta_entries = vec![
             (0, b"consistent_index".to_vec(), self.applied.to_be_bytes().to_vec()),
             (0, b"term".to_vec(), 1_u64.to_be_bytes().to_vec()),
         ];
         if self.compact_revision > 0 {
             let revision = revision_key(self.compact_revision, 0, false);
-            facts.push((0, b"finishedCompactRev".to_vec(), revision.clone()));
-            facts.push((0, b"scheduledCompactRev".to_vec(), revision));
+            meta_entries.push((0, b"finishedCompactRev".to_vec(), revision.clone()));
+            meta_entries.push((0, b"scheduledCompactRev".to_vec(), revision));
         }
-        facts.sort_unstable();
-        facts
+        meta_entries.sort_unstable();
+        meta_entries
     }
 
     fn write_leaves(&mut self, space: &Space, mut leaf: usize, mut page: u64, back: Bytes) -> Option<Bytes> {
-        let mut out = Vec::with_capacity(PIECE_BYTES + PAGE_BYTES);
-        while out.len() < PIECE_BYTES && leaf < self.leaves.len() {
+        let mut out = Vec::with_capacity(CHUNK_BYTES + PAGE_BYTES);
+        while out.len() < CHUNK_BYTES && leaf < self.leaves.len() {
             let end = self.leaves.get(leaf + 1).map_or(self.changes(), |next| next.first);
             let mut filled = Page::leaf();
             for number in self.leaves[leaf].first..end {
@@ -265,7 +265,7 @@ impl BoltCursor {
                 }
             }
             let pages = filled.write(page, &mut out);
-            assert_eq!(pages, self.leaves[leaf].pages, "a leaf is as it was measured");
+            assert_eq!(pages, self.leaves[leaf].pages, "leaf differs from its measured size");
             page += u64::from(pages);
             leaf += 1;
         }
@@ -282,11 +282,11 @@ fn write_meta(out: &mut Vec<u8>, page: u64, transaction: u64, root: u64, pages: 
     for field in [MAGIC, FILE_VERSION, PAGE_BYTES as u32, 0] {
         out.extend_from_slice(&field.to_le_bytes());
     }
-    // The root bucket and its counter, the page of free pages, the number of pages, the transaction.
+    // The root bucket and its sequence, the free list page, the number of pages, the transaction id.
     for field in [root, 0, 2, pages, transaction] {
         out.extend_from_slice(&field.to_le_bytes());
     }
-    assert_eq!(out.len() - meta, META_BYTES, "a meta page has its length");
+    assert_eq!(out.len() - meta, META_BYTES, "meta page size");
     let checksum = fnv1a(&out[meta..]);
     out.extend_from_slice(&checksum.to_le_bytes());
     out.resize(start + PAGE_BYTES, 0);
@@ -296,7 +296,7 @@ fn key_of(change: &Change) -> Vec<u8> {
     revision_key(change.version.revision, change.version.sub, !change.is_put())
 }
 
-/// How etcd names a change: both numbers so that their bytes sort as they do, and a mark on deletions.
+/// etcd's key of a change: both numbers in big endian, so that bytes sort as they do, and a mark on deletions.
 fn revision_key(revision: i64, sub: u32, deleted: bool) -> Vec<u8> {
     let mut key = Vec::with_capacity(18);
     key.extend_from_slice(&revision.to_be_bytes());
@@ -308,7 +308,7 @@ fn revision_key(revision: i64, sub: u32, deleted: bool) -> Vec<u8> {
     key
 }
 
-/// A deletion is its key alone.
+/// A deletion has only its key.
 fn to_kv(change: &Change) -> KeyValue {
     let version = &change.version;
     let Some(value) = &version.value else {

@@ -1,4 +1,4 @@
-//! Replies, to bytes and back.
+//! Encoding and decoding of replies.
 
 use crate::error::Error;
 use crate::reply::{DeleteReply, KeyValue, PutReply, RangeReply, Reply, TxnOpReply, TxnReply};

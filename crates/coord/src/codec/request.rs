@@ -1,4 +1,4 @@
-//! Commands and reads, to bytes and back.
+//! Encoding and decoding of commands and range requests.
 
 use crate::range::SpaceId;
 use crate::request::{

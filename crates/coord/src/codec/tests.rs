@@ -1,4 +1,4 @@
-//! The bytes of every message, both ways, and bytes that are none.
+//! The bytes of every message, both ways, and malformed bytes.
 
 use proptest::prelude::*;
 
@@ -14,7 +14,7 @@ fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// What old logs hold. A change here is a new format, not a new expectation.
+/// The content of old logs. A change here is a new format, not a new expectation.
 #[test]
 fn commands_of_format_one() {
     let put = PutRequest { prev_kv: true, lease: LeaseId(300), ..PutRequest::new("k", "val") };
@@ -134,7 +134,7 @@ fn replies_of_format_one() {
 }
 
 #[test]
-fn every_error_comes_back() {
+fn every_error_round_trips() {
     for error in Error::ALL {
         let mut bytes = Vec::new();
         Reply::Error(error).encode(&mut bytes);
@@ -143,7 +143,7 @@ fn every_error_comes_back() {
 }
 
 #[test]
-fn what_is_no_message_is_said_to_be_none() {
+fn malformed_messages_are_refused() {
     let cases: [(&[u8], DecodeError); 9] = [
         (b"", DecodeError::Truncated),
         (b"\x02\x00\x0b", DecodeError::Format(2)),
@@ -161,7 +161,7 @@ fn what_is_no_message_is_said_to_be_none() {
 }
 
 #[test]
-fn a_nesting_without_end_is_refused_before_the_stack_is() {
+fn deep_nesting_is_refused_before_stack_overflow() {
     let mut bytes = vec![FORMAT, 0, 3];
     for _ in 0..100_000 {
         bytes.extend_from_slice(&[0, 1, 4]); // no comparisons, one operation, a transaction
@@ -170,7 +170,7 @@ fn a_nesting_without_end_is_refused_before_the_stack_is() {
 }
 
 #[test]
-fn a_request_has_a_largest_size() {
+fn request_size_is_limited() {
     let put = |length| Command::client(Op::Put(PutRequest::new("k", vec![0; length])));
     assert!(put(MAX_REQUEST_BYTES - 16).to_entry().is_ok());
     assert_eq!(put(MAX_REQUEST_BYTES).to_entry(), Err(Error::RequestTooLarge));
@@ -207,7 +207,7 @@ fn range() -> impl Strategy<Value = RangeRequest> {
 
 proptest! {
     #[test]
-    fn a_range_comes_back(request in range(), nested in any::<bool>()) {
+    fn range_request_round_trips(request in range(), nested in any::<bool>()) {
         let mut out = Vec::new();
         request.encode(&mut out);
         prop_assert_eq!(RangeRequest::decode(Bytes::from(out)), Ok(request.clone()));
@@ -220,7 +220,7 @@ proptest! {
     }
 
     #[test]
-    fn garbage_is_refused_or_is_a_message(tail in proptest::collection::vec(any::<u8>(), 0..60), tag in 0..12_u8) {
+    fn random_bytes_are_refused_or_decode(tail in proptest::collection::vec(any::<u8>(), 0..60), tag in 0..12_u8) {
         let mut garbage = vec![FORMAT, 0, tag];
         garbage.extend(tail);
         if let Ok(command) = Command::decode(Bytes::from(garbage.clone())) {

@@ -1,8 +1,8 @@
-//! No room: the quota and the disk, and the alarm that both raise.
+//! NOSPACE: the quota and free disk space, and the alarm that both raise.
 //!
-//! Every node looks at its own size and disk before it takes what grows; the first that has no room raises NOSPACE
-//! through the log, and from then on every node refuses. It stays until somebody takes it back, as in etcd: room that
-//! comes and goes would make writes come and go.
+//! Every node checks its own size and disk before it proposes a command that grows the state; the first node without
+//! space raises NOSPACE through the log, and from then on every node refuses. As in etcd the alarm stays until an
+//! operator disarms it: an alarm that follows free space up and down would make writes flap.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -14,18 +14,18 @@ use crate::range::SpaceId;
 use crate::reply::Reply;
 use crate::request::{Alarm, AlarmKind, Command, Op, Origin};
 
-/// Between two proposals of the same alarm.
+/// Minimum interval between two proposals of the same alarm.
 const ALARM_PAUSE_MS: u64 = 1_000;
-/// A node that is not alone raises the alarm for its disk after this long: meanwhile others may serve in its place.
+/// In a cluster of several nodes, the disk alarm is raised after this long: meanwhile others may serve in its place.
 const DISK_ALARM_AFTER_MS: u64 = 3_000;
-/// Between two attempts to free space by dropping the log, and for every so many bytes of the snapshot that it takes as
-/// much again.
+/// Minimum interval between two attempts to free space by dropping the log. It grows by the same amount for every
+/// `FREE_LOG_BYTES` of the snapshot that dropping takes.
 const FREE_LOG_PAUSE_MS: u64 = 2_000;
 const FREE_LOG_BYTES: u64 = 64 << 20;
 
 impl Inner {
-    /// Refuses what grows when there is no room, and sees to it that everybody knows.
-    pub(super) fn check_room(self: &Arc<Self>, command: &Command) -> Result<(), CoordError> {
+    /// Refuses commands that grow the state when there is no space, and raises the alarm.
+    pub(super) fn check_quota(self: &Arc<Self>, command: &Command) -> Result<(), CoordError> {
         let bytes = match &command.op {
             Op::Put(put) if SpaceId::of(&put.key) == SpaceId::User => put.key.len() + put.value.len(),
             Op::Txn(txn) if txn.has_put() && txn.space()? == SpaceId::User => txn.put_bytes(),
@@ -43,8 +43,8 @@ impl Inner {
         Ok(())
     }
 
-    /// Raises the alarm when this node's disk is full and no other node serves in its place. A disk that is full on one
-    /// node of several is that node's affair.
+    /// Raises the alarm if this node's disk is full and no other node serves in its place. A full disk on one node of
+    /// several concerns only that node.
     pub(super) fn maybe_raise_disk_alarm(self: &Arc<Self>) {
         let (now_ms, full) = (self.now_ms(), self.host.store.is_full());
         if !full || *self.withdrawn.borrow() {
@@ -60,16 +60,16 @@ impl Inner {
         }
     }
 
-    /// Drops the log while the disk is full: a log that grew until it was would keep it full after everything else was
-    /// deleted, compacted and disarmed.
+    /// Drops the Raft log while the disk is full: a log that filled the disk would keep it full after everything else
+    /// was deleted, compacted and disarmed.
     pub(super) async fn maybe_free_log(&self, again_ms: &mut u64) {
         if !self.host.store.is_full() || self.now_ms() < *again_ms {
             return;
         }
         *again_ms = self.now_ms() + FREE_LOG_PAUSE_MS * (1 + self.shared.size_bytes() / FREE_LOG_BYTES);
-        self.shared.unsnapped.store(0, Ordering::Relaxed);
+        self.shared.bytes_since_snapshot.store(0, Ordering::Relaxed);
         if let Err(error) = self.group.free_log().await {
-            tracing::debug!(%error, "the Raft log was not dropped for want of space");
+            tracing::debug!(%error, "Raft log not dropped on full disk");
         }
     }
 
@@ -77,22 +77,22 @@ impl Inner {
         let alarm = Alarm { kind: AlarmKind::NoSpace, member: self.group.voter().0 };
         let on = self.shared.state().alarms().any(|other| other == alarm);
         let now_ms = self.now_ms();
-        let last_ms = self.alarmed_ms.load(Ordering::Relaxed);
+        let last_ms = self.last_alarm_ms.load(Ordering::Relaxed);
         if on || (last_ms > 0 && now_ms < last_ms + ALARM_PAUSE_MS) {
             return;
         }
-        self.alarmed_ms.store(now_ms, Ordering::Relaxed);
-        tracing::warn!("no room: the NOSPACE alarm is raised");
-        // Nobody waits for it; it is raised again by the next request if it gets lost.
+        self.last_alarm_ms.store(now_ms, Ordering::Relaxed);
+        tracing::warn!(member = alarm.member, "NOSPACE alarm raised");
+        // The proposal is not awaited; the next refused request raises the alarm again if it is lost.
         if let Err(error) = self.queue.push(&Command::node(Op::AlarmOn(alarm)), None, now_ms) {
-            tracing::warn!(%error, "the alarm could not be raised");
+            tracing::warn!(%error, "NOSPACE alarm not proposed");
         }
     }
 
     pub(super) async fn alarm(&self, op: Op) -> Result<Vec<Alarm>, CoordError> {
         match self.submit(&Command::node(op), None).await? {
             Reply::Alarms { changed, .. } => Ok(changed),
-            other => unreachable!("an alarm is answered as one, not with {other:?}"),
+            other => unreachable!("alarm command replied with {other:?}"),
         }
     }
 

@@ -1,8 +1,8 @@
-//! A Raft entry: commands of one node, as many as were waiting together.
+//! The encoding of a Raft entry: a batch of commands proposed by one node.
 //!
-//! Format byte, the proposer's nonce and its number for the batch, the count of commands; then each command with its
-//! length. Nonce and number are how the proposer knows its own batch when it comes out of the log again; a nonce is
-//! drawn at every start, so entries of an earlier life are nobody's.
+//! Format byte, the proposer's nonce and its batch number, the count of commands; then each command with its length.
+//! The proposer recognizes its own batch by nonce and number when the entry is applied. A nonce is drawn at every
+//! start, so entries proposed before a restart match no waiter.
 
 use bytes::{Buf, Bytes};
 
@@ -14,22 +14,22 @@ const FORMAT: u8 = 2;
 const HEAD: usize = 21;
 const COUNT_AT: usize = 17;
 
-/// Who proposed a batch, and which of its batches it is.
+/// Identifies the proposer of a batch, and the batch among its batches.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct BatchId {
-    /// Of the proposer's present life.
+    /// Drawn at each start of the proposer.
     pub(super) nonce: u64,
     /// Counted by the proposer.
     pub(super) number: u64,
 }
 
-/// A batch that is being filled.
-pub(super) struct Draft {
+/// A batch that is being encoded.
+pub(super) struct BatchBuilder {
     bytes: Vec<u8>,
     count: u32,
 }
 
-impl Draft {
+impl BatchBuilder {
     pub(super) fn new() -> Self {
         Self { bytes: vec![0; HEAD], count: 0 }
     }
@@ -38,7 +38,7 @@ impl Draft {
         self.bytes.len()
     }
 
-    /// Adds a command; refuses one that is larger than a client may send.
+    /// Adds a command; refuses one above the request size limit.
     pub(super) fn push(&mut self, command: &Command) -> Result<(), Error> {
         let at = self.bytes.len();
         self.bytes.extend_from_slice(&[0; 4]);
@@ -66,10 +66,10 @@ impl Draft {
     }
 }
 
-/// A batch out of the log.
+/// A batch decoded from an entry.
 pub(super) struct Batch {
     pub(super) id: BatchId,
-    /// How many commands follow.
+    /// Number of commands not decoded yet.
     pub(super) count: u32,
     commands: Bytes,
 }
@@ -104,7 +104,7 @@ impl Batch {
         Some(Command::decode(self.commands.split_to(length)))
     }
 
-    /// Checks the bytes of a peer before they go into the log.
+    /// Validates the bytes of a peer before they are proposed.
     pub(super) fn check(entry: &Bytes) -> Result<(), DecodeError> {
         let mut batch = Self::decode(entry.clone())?;
         while let Some(command) = batch.next() {
@@ -124,14 +124,14 @@ mod tests {
     }
 
     #[test]
-    fn a_batch_comes_back_as_it_went_in_and_nothing_else_does() {
-        let mut draft = Draft::new();
+    fn batch_round_trips_and_malformed_bytes_are_refused() {
+        let mut builder = BatchBuilder::new();
         for size in [0, 1, 70_000] {
-            draft.push(&put(size)).unwrap();
+            builder.push(&put(size)).unwrap();
         }
-        assert_eq!(draft.push(&put(MAX_REQUEST_BYTES)), Err(Error::RequestTooLarge));
+        assert_eq!(builder.push(&put(MAX_REQUEST_BYTES)), Err(Error::RequestTooLarge));
         let id = BatchId { nonce: 9, number: 7 };
-        let entry = draft.finish(id);
+        let entry = builder.finish(id);
         Batch::check(&entry).unwrap();
         let mut batch = Batch::decode(entry.clone()).unwrap();
         assert_eq!((batch.id, batch.count), (id, 3));
@@ -140,7 +140,7 @@ mod tests {
         }
         assert_eq!(batch.next(), None);
         for end in [0, 5, HEAD, HEAD + 3, HEAD + 9, entry.len() - 1] {
-            assert!(Batch::check(&entry.slice(..end)).is_err(), "cut at {end}");
+            assert!(Batch::check(&entry.slice(..end)).is_err(), "truncated at {end}");
         }
         let mut longer = entry.to_vec();
         longer.push(0);

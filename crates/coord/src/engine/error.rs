@@ -1,55 +1,55 @@
-//! Why the coordination core gave no answer, with the code and the text that etcd's clients match on.
+//! Errors of the coordination service, with the gRPC code and the text that etcd clients match on.
 //!
-//! Invariant: [`CoordError::Timeout`] is the answer whenever a change may still happen; every other error means that
+//! Invariant: [`CoordError::Timeout`] is returned whenever a change may still be applied; every other error means that
 //! nothing was changed.
 
 use moim_raft::GroupError;
 
 use crate::error::{Code, Error};
 
-/// Why there is no answer.
+/// Why a request failed.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum CoordError {
-    /// The state machine refused.
+    /// The state machine refused the command.
     #[error(transparent)]
     Refused(#[from] Error),
-    /// Nobody led for as long as the request was waited for.
+    /// There was no leader until the request timed out.
     #[error("etcdserver: no leader")]
     NoLeader,
-    /// No answer in time. A change may or may not happen.
+    /// The request timed out. A change may or may not be applied.
     #[error("etcdserver: request timed out")]
     Timeout,
-    /// The leader changed while a request that only a leader can answer was under way.
+    /// The leader changed during a request that only a leader can answer.
     #[error("etcdserver: leader changed")]
     LeaderChanged,
-    /// More is waiting than this node takes.
+    /// The request queue of this node is full.
     #[error("etcdserver: too many requests")]
     TooManyRequests,
-    /// Only a leader can do this, and this node was asked to do it itself.
+    /// The request needs the leader, and this node was asked to serve it itself.
     #[error("etcdserver: not leader")]
     NotLeader,
-    /// Leadership cannot go there.
+    /// Leadership cannot be transferred to this member.
     #[error("etcdserver: bad leader transferee")]
     BadLeaderTransferee,
-    /// No such member.
+    /// The member does not exist.
     #[error("etcdserver: member not found")]
     MemberNotFound,
     /// A member of this id or address exists.
     #[error("etcdserver: Peer URLs already exists")]
     MemberExists,
-    /// A member that already votes.
+    /// The member is already a voter.
     #[error("etcdserver: can only promote a learner member")]
     NotLearner,
-    /// A learner that has not caught up.
+    /// The learner has not caught up.
     #[error("etcdserver: can only promote a learner member which is in sync with leader")]
     LearnerNotReady,
-    /// The change would leave too few members, or another change is under way.
+    /// The change would leave too few members, or another membership change is in progress.
     #[error("etcdserver: unhealthy cluster")]
     UnhealthyCluster,
-    /// The last member stays.
+    /// The last member cannot be removed.
     #[error("etcdserver: re-configuration failed due to not enough started members")]
     NotEnoughMembers,
-    /// The node stops, or its core has failed.
+    /// The node is stopping, or its coordination service has failed.
     #[error("etcdserver: server stopped")]
     Stopped,
 }
@@ -73,17 +73,17 @@ impl CoordError {
         }
     }
 
-    /// The text that goes with the code.
+    /// The error text of the gRPC status.
     pub fn message(&self) -> String {
         self.to_string()
     }
 
-    /// Whether a change may still happen.
+    /// True if the change may still be applied.
     pub fn is_unknown(&self) -> bool {
         *self == Self::Timeout
     }
 
-    /// What a group's refusal of a read or of a change of members means to a caller.
+    /// Maps a Raft group's refusal of a read or of a membership change.
     pub(super) fn of_group(error: GroupError) -> Self {
         match error {
             GroupError::NotLeader { .. } => Self::NotLeader,

@@ -1,11 +1,11 @@
-//! Who belongs to the cluster: the group's members, with what the nodes say about themselves.
+//! Cluster membership: the group's members, joined with the records that the nodes write.
 //!
-//! Raft knows voter ids and peer addresses; names and client addresses are in the node records (`/moim/nodes/…`),
-//! which nodes write when they join. Changes are made by the leader, whoever is asked.
+//! Raft knows voter ids and peer addresses; names and client addresses are in the node records (`/moim/nodes/…`), which
+//! nodes write when they join. The leader makes membership changes; other nodes forward them.
 //!
-//! A member that is a node of the cluster holds more than coordination. Removing it takes its vote away at once and hides
-//! it from clients; its node stays a learner until what it holds has moved to other nodes, then stops by itself. The
-//! record that says so ([`LEAVING`]) is what keeps it from coming back: the nodes' own bookkeeping would add it again.
+//! A member that is a node of the cluster holds more than coordination state. Removing it takes its vote away at once
+//! and hides it from clients; its node stays a learner until its replicas have moved to other nodes, then stops by
+//! itself. The removal record ([`LEAVING`]) prevents it from being added again by the nodes' membership reconciliation.
 
 use std::time::Duration;
 
@@ -14,46 +14,46 @@ use serde::Deserialize;
 
 use super::Inner;
 use super::error::CoordError;
-use super::leases::Asked;
+use super::leases::LeaderReply;
 use super::peer::{MemberChange, PeerReply, PeerRequest};
 use crate::request::{
     Command, Compare, CompareResult, CompareTarget, Op, PutRequest, RangeRequest, TxnOp, TxnRequest,
 };
 
-/// Where the nodes' records are.
+/// Prefix of the node records.
 const NODES: &str = "/moim/nodes/";
 const NODES_END: &str = "/moim/nodes0";
-/// Voters that were removed and whose nodes are being emptied, by voter id.
+/// Voters that were removed and whose nodes are being drained, by voter id.
 const LEAVING: &str = "/moim/voters/leaving/";
 const LEAVING_END: &str = "/moim/voters/leaving0";
-/// Voters whose nodes were removed, until the group has forgotten them.
+/// Voters whose nodes were removed, until the group has removed them too.
 const GONE: &str = "/moim/voters/gone/";
 const GONE_END: &str = "/moim/voters/gone0";
-/// What is wanted of a node, by node id.
+/// The requested action for a node, by node id.
 const ORDERS: &str = "/moim/orders/";
-/// How long a removal waits for the vote to be taken away.
-const REMOVAL: Duration = Duration::from_secs(5);
-/// Between two looks.
-const LOOK: Duration = Duration::from_millis(20);
+/// How long a removal waits until the vote is taken away.
+const REMOVAL_TIMEOUT: Duration = Duration::from_secs(5);
+/// Interval between two polls.
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 /// A member of the cluster.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct MemberInfo {
-    /// Its id in the group, and the member id that clients see.
+    /// Its id in the Raft group, and the member id that clients see.
     pub voter: VoterId,
-    /// The node it runs on, if that has said so.
+    /// The node it runs on, if its node record exists.
     pub node_id: Option<i32>,
     /// The node's name; empty until it has joined.
     pub name: String,
-    /// Where its peers reach it.
+    /// Its peer address.
     pub peer_addr: String,
-    /// Where clients reach it.
+    /// Its client addresses.
     pub client_urls: Vec<String>,
-    /// Whether it has no vote.
+    /// True if it is a learner.
     pub learner: bool,
 }
 
-/// What is read of a node's record.
+/// The fields read from a node record.
 #[derive(Deserialize)]
 struct NodeRecord {
     node_id: i32,
@@ -68,12 +68,12 @@ fn has(members: &[Member], id: VoterId) -> bool {
     members.iter().any(|member| member.id == id)
 }
 
-fn knows(metrics: &GroupMetrics, id: VoterId) -> bool {
+fn is_member(metrics: &GroupMetrics, id: VoterId) -> bool {
     has(&metrics.voters, id) || has(&metrics.learners, id)
 }
 
-/// Says that a node is to be emptied and its voter to be taken out.
-fn leave(id: VoterId, node_id: i32) -> TxnRequest {
+/// The transaction that orders a node to be drained and its voter to be removed.
+fn drain_and_remove(id: VoterId, node_id: i32) -> TxnRequest {
     let node = format!("{NODES}{node_id}");
     let known = Compare {
         key: node.into(),
@@ -88,7 +88,7 @@ fn leave(id: VoterId, node_id: i32) -> TxnRequest {
 }
 
 impl Inner {
-    /// The members as this node knows them.
+    /// The members known to this node.
     pub(super) fn members(&self) -> Vec<MemberInfo> {
         let metrics = self.group.metrics();
         let request = RangeRequest::between(NODES, NODES_END);
@@ -120,7 +120,7 @@ impl Inner {
         members
     }
 
-    /// Voters that were removed and that the group still has.
+    /// Removed voters that are still in the Raft group.
     fn leaving(&self) -> Vec<u64> {
         let mut found = Vec::new();
         for (prefix, end) in [(LEAVING, LEAVING_END), (GONE, GONE_END)] {
@@ -132,7 +132,7 @@ impl Inner {
         found
     }
 
-    /// Removes a member for good: it votes no more when this returns, and it does not come back.
+    /// Removes a member for good: it has no vote when this returns, and it is not added again.
     pub(super) async fn remove_member(&self, id: VoterId) -> Result<(), CoordError> {
         if self.leaving().contains(&id.0) {
             return Err(CoordError::MemberNotFound);
@@ -144,32 +144,32 @@ impl Inner {
         if !members.iter().any(|member| member.voter != id && member.node_id.is_some()) {
             return Err(CoordError::NotEnoughMembers);
         }
-        self.submit(&Command::node(Op::Txn(leave(id, node_id))), None).await?;
-        let gone = async {
+        self.submit(&Command::node(Op::Txn(drain_and_remove(id, node_id))), None).await?;
+        let vote_removed = async {
             while has(&self.group.metrics().voters, id) {
-                tokio::time::sleep(LOOK).await;
+                tokio::time::sleep(POLL_INTERVAL).await;
             }
         };
-        tokio::time::timeout(REMOVAL, gone).await.map_err(|_| CoordError::Timeout)
+        tokio::time::timeout(REMOVAL_TIMEOUT, vote_removed).await.map_err(|_| CoordError::Timeout)
     }
 
-    /// Has the leader change the members.
+    /// Forwards a membership change to the leader.
     pub(super) async fn change_members(&self, change: MemberChange) -> Result<(), CoordError> {
         let known = self.group.metrics();
         let request = PeerRequest::Change(change.clone());
-        let outcome = self.ask_leader(request, || self.change_here(change.clone())).await;
+        let outcome = self.ask_leader(request, || self.change_members_on_leader(change.clone())).await;
         match (outcome, change) {
-            (Ok(Asked::Here(()) | Asked::Peer(PeerReply::Done)), _) => Ok(()),
-            (Ok(Asked::Peer(_)), _) => Err(CoordError::Timeout),
-            // A leader that died over the change may have made it: what is found to be so already was so wanted.
-            (Err(CoordError::MemberNotFound), MemberChange::Remove(id)) if knows(&known, id) => Ok(()),
+            (Ok(LeaderReply::Local(()) | LeaderReply::Peer(PeerReply::Done)), _) => Ok(()),
+            (Ok(LeaderReply::Peer(_)), _) => Err(CoordError::Timeout),
+            // A leader that failed during the change may have made it: the requested state is a success.
+            (Err(CoordError::MemberNotFound), MemberChange::Remove(id)) if is_member(&known, id) => Ok(()),
             (Err(CoordError::NotLearner), MemberChange::Promote(id)) if has(&known.learners, id) => Ok(()),
             (Err(error), _) => Err(error),
         }
     }
 
-    /// Changes the members, on the leader itself.
-    pub(super) async fn change_here(&self, change: MemberChange) -> Result<(), CoordError> {
+    /// Changes the membership, on the leader itself.
+    pub(super) async fn change_members_on_leader(&self, change: MemberChange) -> Result<(), CoordError> {
         let metrics = self.group.metrics();
         let done = match change {
             MemberChange::AddLearner(member) => {
@@ -186,7 +186,7 @@ impl Inner {
                 if has(&metrics.voters, id) {
                     return Err(CoordError::NotLearner);
                 }
-                if !knows(&metrics, id) {
+                if !is_member(&metrics, id) {
                     return Err(CoordError::MemberNotFound);
                 }
                 let promoted = self.group.promote(&[id]).await;
@@ -196,13 +196,13 @@ impl Inner {
                 promoted
             }
             MemberChange::Remove(id) => {
-                if !knows(&metrics, id) {
+                if !is_member(&metrics, id) {
                     return Err(CoordError::MemberNotFound);
                 }
                 self.group.remove(id).await
             }
-            MemberChange::Move(member) => {
-                if !knows(&metrics, member.id) {
+            MemberChange::UpdateAddress(member) => {
+                if !is_member(&metrics, member.id) {
                     return Err(CoordError::MemberNotFound);
                 }
                 self.group.set_address(&member).await

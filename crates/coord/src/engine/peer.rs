@@ -1,7 +1,7 @@
-//! What the coordination cores of the nodes ask of each other, as bytes: always of the leader.
+//! Requests between the coordination services of the nodes, as bytes: always to the leader.
 //!
-//! A message is a format byte, a kind and its fields, in the codec of commands. Bytes from a peer are checked; those
-//! of a batch are decoded before they enter the log, because the log has no way to refuse.
+//! A message is a format byte, a kind and its fields, in the codec of commands. Bytes from a peer are validated; a
+//! forwarded batch is decoded before it enters the log, because an entry cannot be refused at apply.
 
 use std::sync::Weak;
 
@@ -11,7 +11,7 @@ use moim_raft::{BoxFuture, Member, Service, VoterId};
 use super::Inner;
 use super::entry::Batch;
 use super::error::CoordError;
-use super::leases::Kept;
+use super::leases::KeepAliveOutcome;
 use crate::codec::{DecodeError, Input, put_bytes, put_i64, put_lease, put_u64};
 use crate::error::Error;
 use crate::lease::LeaseId;
@@ -22,35 +22,35 @@ const FORMAT: u8 = 1;
 /// A request to the leader.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) enum PeerRequest {
-    /// Put this entry into the log, if you lead in this term. Answered when it is committed; the asker learns the
-    /// replies from the log.
+    /// Propose this entry if the receiver leads in this term. Answered when it is committed; the sender gets the
+    /// command replies when it applies the entry.
     Propose { term: u64, entry: Bytes },
-    /// Give these leases their whole time again.
+    /// Renew these leases.
     KeepAlive(Vec<(Origin, LeaseId)>),
-    /// What these leases have left.
+    /// Report the remaining TTL of these leases.
     Remaining(Vec<LeaseId>),
-    /// Change the members.
+    /// Change the membership.
     Change(MemberChange),
 }
 
-/// A change of the group's members.
+/// A membership change of the Raft group.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) enum MemberChange {
     AddLearner(Member),
     Promote(VoterId),
     Remove(VoterId),
-    Move(Member),
+    UpdateAddress(Member),
     Transfer(VoterId),
 }
 
-/// The leader's answer.
+/// The leader's reply.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) enum PeerReply {
     Done,
     Refused(CoordError),
-    /// To [`PeerRequest::KeepAlive`], in its order.
-    Kept(Vec<Kept>),
-    /// To [`PeerRequest::Remaining`], in its order; -1 is unknown.
+    /// Reply to [`PeerRequest::KeepAlive`], in the order of the request.
+    KeepAlive(Vec<KeepAliveOutcome>),
+    /// Reply to [`PeerRequest::Remaining`], in the order of the request; -1 is an unknown lease.
     Remaining(Vec<i64>),
 }
 
@@ -62,7 +62,7 @@ fn put_member(out: &mut Vec<u8>, member: &Member) {
 fn member(input: &mut Input) -> Result<Member, DecodeError> {
     let (id, address) = (VoterId(input.u64()?), input.bytes()?);
     let address = String::from_utf8(address.to_vec());
-    Ok(Member { id, address: address.map_err(|_| unknown("an address", 0))? })
+    Ok(Member { id, address: address.map_err(|_| unknown("member address", 0))? })
 }
 
 fn put_leases(out: &mut Vec<u8>, leases: &[LeaseId]) {
@@ -133,7 +133,7 @@ impl PeerRequest {
                         out.push(3);
                         put_u64(&mut out, id.0);
                     }
-                    MemberChange::Move(member) => {
+                    MemberChange::UpdateAddress(member) => {
                         out.push(4);
                         put_member(&mut out, member);
                     }
@@ -155,7 +155,7 @@ impl PeerRequest {
                 let origin = match input.u8()? {
                     0 => Origin::Client,
                     1 => Origin::Node,
-                    other => return Err(unknown("an origin", other)),
+                    other => return Err(unknown("command origin", other)),
                 };
                 Ok((origin, input.lease()?))
             })?),
@@ -164,17 +164,17 @@ impl PeerRequest {
                 1 => MemberChange::AddLearner(member(&mut input)?),
                 2 => MemberChange::Promote(VoterId(input.u64()?)),
                 3 => MemberChange::Remove(VoterId(input.u64()?)),
-                4 => MemberChange::Move(member(&mut input)?),
+                4 => MemberChange::UpdateAddress(member(&mut input)?),
                 5 => MemberChange::Transfer(VoterId(input.u64()?)),
-                other => return Err(unknown("a change of members", other)),
+                other => return Err(unknown("membership change", other)),
             }),
-            other => return Err(unknown("a request", other)),
+            other => return Err(unknown("peer request", other)),
         };
         close(&input, request)
     }
 }
 
-/// The numbers of errors between nodes never change; [`CoordError::Refused`] has its own.
+/// The numbers of errors on the wire never change; [`CoordError::Refused`] has its own.
 const ERRORS: [CoordError; 13] = [
     CoordError::NoLeader,
     CoordError::Timeout,
@@ -195,7 +195,8 @@ fn put_error(out: &mut Vec<u8>, error: &CoordError) {
     match error {
         CoordError::Refused(error) => out.extend_from_slice(&[0, *error as u8]),
         error => {
-            let at = ERRORS.iter().position(|known| known == error).expect("every error has a number");
+            let at =
+                ERRORS.iter().position(|known| known == error).expect("ERRORS lists every other variant");
             out.extend_from_slice(&[1, at as u8]);
         }
     }
@@ -208,7 +209,7 @@ fn error(input: &mut Input) -> Result<CoordError, DecodeError> {
         1 => ERRORS.get(usize::from(number)).cloned(),
         _ => None,
     };
-    found.ok_or(unknown("an error", number))
+    found.ok_or(unknown("error number", number))
 }
 
 impl PeerReply {
@@ -220,18 +221,18 @@ impl PeerReply {
                 out.push(2);
                 put_error(&mut out, error);
             }
-            Self::Kept(kept) => {
+            Self::KeepAlive(outcomes) => {
                 out.push(3);
-                put_u64(&mut out, kept.len() as u64);
-                for kept in kept {
-                    match kept {
-                        Kept::For { ttl_ms } => {
+                put_u64(&mut out, outcomes.len() as u64);
+                for outcome in outcomes {
+                    match outcome {
+                        KeepAliveOutcome::Renewed { ttl_ms } => {
                             out.push(1);
                             put_i64(&mut out, *ttl_ms);
                         }
-                        Kept::Ending => out.push(2),
-                        Kept::Unknown => out.push(3),
-                        Kept::Denied => out.push(4),
+                        KeepAliveOutcome::Expiring => out.push(2),
+                        KeepAliveOutcome::NotFound => out.push(3),
+                        KeepAliveOutcome::Denied => out.push(4),
                     }
                 }
             }
@@ -249,21 +250,21 @@ impl PeerReply {
         let reply = match input.u8()? {
             1 => Self::Done,
             2 => Self::Refused(error(&mut input)?),
-            3 => Self::Kept(list(&mut input, |input| match input.u8()? {
-                1 => Ok(Kept::For { ttl_ms: input.i64()? }),
-                2 => Ok(Kept::Ending),
-                3 => Ok(Kept::Unknown),
-                4 => Ok(Kept::Denied),
-                other => Err(unknown("a renewal", other)),
+            3 => Self::KeepAlive(list(&mut input, |input| match input.u8()? {
+                1 => Ok(KeepAliveOutcome::Renewed { ttl_ms: input.i64()? }),
+                2 => Ok(KeepAliveOutcome::Expiring),
+                3 => Ok(KeepAliveOutcome::NotFound),
+                4 => Ok(KeepAliveOutcome::Denied),
+                other => Err(unknown("keepalive outcome", other)),
             })?),
             4 => Self::Remaining(list(&mut input, Input::i64)?),
-            other => return Err(unknown("a reply", other)),
+            other => return Err(unknown("peer reply", other)),
         };
         close(&input, reply)
     }
 }
 
-/// Answers the other nodes.
+/// Serves requests of other nodes.
 pub(super) struct PeerService(pub(super) Weak<Inner>);
 
 impl Service for PeerService {
@@ -273,9 +274,9 @@ impl Service for PeerService {
                 return PeerReply::Refused(CoordError::NotLeader).encode();
             };
             let reply = match PeerRequest::decode(request) {
-                Ok(request) => inner.answer(request).await,
+                Ok(request) => inner.serve(request).await,
                 Err(error) => {
-                    tracing::warn!(%error, "a peer asked something that this version does not understand");
+                    tracing::warn!(%error, "undecodable peer request");
                     PeerReply::Refused(CoordError::UnhealthyCluster)
                 }
             };
@@ -285,11 +286,11 @@ impl Service for PeerService {
 }
 
 impl Inner {
-    async fn answer(&self, request: PeerRequest) -> PeerReply {
+    async fn serve(&self, request: PeerRequest) -> PeerReply {
         match request {
             PeerRequest::Propose { term, entry } => {
                 if let Err(error) = Batch::check(&entry) {
-                    tracing::warn!(%error, "a peer forwarded a batch that this version does not understand");
+                    tracing::warn!(%error, "undecodable batch forwarded by peer");
                     return PeerReply::Refused(CoordError::UnhealthyCluster);
                 }
                 match self.group.propose_in_term(term, entry).await {
@@ -297,15 +298,15 @@ impl Inner {
                     Err(error) => PeerReply::Refused(CoordError::of_group(error)),
                 }
             }
-            PeerRequest::KeepAlive(leases) => match self.keep_alive_here(&leases).await {
-                Ok(kept) => PeerReply::Kept(kept),
+            PeerRequest::KeepAlive(leases) => match self.keep_alive_on_leader(&leases).await {
+                Ok(outcomes) => PeerReply::KeepAlive(outcomes),
                 Err(error) => PeerReply::Refused(error),
             },
-            PeerRequest::Remaining(leases) => match self.remaining_here(&leases).await {
+            PeerRequest::Remaining(leases) => match self.remaining_on_leader(&leases).await {
                 Ok(left) => PeerReply::Remaining(left),
                 Err(error) => PeerReply::Refused(error),
             },
-            PeerRequest::Change(change) => match self.change_here(change).await {
+            PeerRequest::Change(change) => match self.change_members_on_leader(change).await {
                 Ok(()) => PeerReply::Done,
                 Err(error) => PeerReply::Refused(error),
             },
@@ -318,7 +319,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn messages_come_back_and_cut_ones_do_not() {
+    fn messages_round_trip_and_truncated_ones_are_refused() {
         let someone = Member { id: VoterId(3), address: "host:1".to_owned() };
         let requests = [
             PeerRequest::Propose { term: 300, entry: Bytes::from_static(b"entry") },
@@ -327,22 +328,29 @@ mod tests {
             PeerRequest::Change(MemberChange::AddLearner(someone.clone())),
             PeerRequest::Change(MemberChange::Promote(VoterId(4))),
             PeerRequest::Change(MemberChange::Remove(VoterId(4))),
-            PeerRequest::Change(MemberChange::Move(someone)),
+            PeerRequest::Change(MemberChange::UpdateAddress(someone)),
             PeerRequest::Change(MemberChange::Transfer(VoterId(4))),
         ];
         for request in requests {
             let bytes = request.encode();
             for end in 0..bytes.len() {
-                assert!(PeerRequest::decode(bytes.slice(..end)).is_err(), "{request:?} cut at {end}");
+                assert!(PeerRequest::decode(bytes.slice(..end)).is_err(), "{request:?} truncated at {end}");
             }
             assert_eq!(PeerRequest::decode(bytes), Ok(request));
         }
         let refusals = ERRORS.into_iter().chain(Error::ALL.map(CoordError::Refused)).map(PeerReply::Refused);
-        let kept = PeerReply::Kept(vec![Kept::For { ttl_ms: 7 }, Kept::Ending, Kept::Unknown, Kept::Denied]);
-        for reply in [PeerReply::Done, kept, PeerReply::Remaining(vec![-1, 9])].into_iter().chain(refusals) {
+        let outcomes = PeerReply::KeepAlive(vec![
+            KeepAliveOutcome::Renewed { ttl_ms: 7 },
+            KeepAliveOutcome::Expiring,
+            KeepAliveOutcome::NotFound,
+            KeepAliveOutcome::Denied,
+        ]);
+        for reply in
+            [PeerReply::Done, outcomes, PeerReply::Remaining(vec![-1, 9])].into_iter().chain(refusals)
+        {
             let bytes = reply.encode();
             for end in 0..bytes.len() {
-                assert!(PeerReply::decode(bytes.slice(..end)).is_err(), "{reply:?} cut at {end}");
+                assert!(PeerReply::decode(bytes.slice(..end)).is_err(), "{reply:?} truncated at {end}");
             }
             assert_eq!(PeerReply::decode(bytes), Ok(reply));
         }

@@ -1,18 +1,19 @@
-//! How a command gets into the log: commands that wait together travel as one entry.
+//! Proposals: commands that wait together are proposed as one Raft entry.
 //!
 //! ```text
-//!  callers ──▶ queue: drafts, filled in place ──▶ run(): up to FLIGHTS entries under way
-//!                                                   ├─ leader here:  Group::propose
-//!                                                   └─ elsewhere:    asked over the peer connection, once
-//!  Machine::apply here ──▶ the waiters of the flight
+//!  callers ──▶ queue: batches, encoded in place ──▶ run_proposals(): up to MAX_INFLIGHT entries
+//!                                                     ├─ this node leads:  Group::propose_in_term
+//!                                                     └─ another leads:    forwarded over the peer connection, once
+//!  Machine::apply on this node ──▶ the waiters of the batch
 //! ```
 //!
-//! While entries are under way, new commands gather in the next draft, so entries grow with the load and a lone
-//! command waits for nobody. Waiters are answered where the entry is applied on this node, whoever led.
+//! While entries are in flight, new commands collect in the next batch, so entries grow with the load and a lone
+//! command is proposed without delay. Waiters are answered when the entry is applied on this node, whichever node
+//! leads.
 //!
-//! Invariant: an entry is sent again only when it is certain that it is in no log that counts: nobody took it, or the
-//! term it was sent for has passed without it (see `shared.rs`). Otherwise it is waited for, and its waiters get
-//! [`CoordError::Timeout`] in the end.
+//! Invariant: an entry is proposed again only when it is certain that it is in no log that can be committed: no leader
+//! accepted it, or the term it was sent in has passed without it (see `shared.rs`). Otherwise its waiters wait, and
+//! finally get [`CoordError::Timeout`].
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -25,66 +26,66 @@ use moim_raft::{GroupError, Member, ServiceError, ServiceId, TransportError};
 use tokio::sync::{Notify, oneshot};
 
 use super::Inner;
-use super::answers::{Bundle, Counter, Waiter};
-use super::entry::{BatchId, Draft};
+use super::entry::{BatchBuilder, BatchId};
 use super::error::CoordError;
 use super::peer::{PeerReply, PeerRequest};
-use super::shared::{Flight, NeverApplied, Takeoff};
+use super::replies::{ReplyBatch, ReplyQueue, Waiter};
+use super::shared::{NeverApplied, PendingProposal, SendDecision};
 use crate::reply::Reply;
 use crate::request::Command;
 
-/// Entries under way at a time.
-const FLIGHTS: usize = 4;
-/// A draft is closed at this many commands: what a reader may have to wait for while it is applied.
-const DRAFT_COMMANDS: usize = 512;
-/// And at this many bytes.
-const DRAFT_BYTES: usize = 1 << 20;
-/// Commands that may wait.
+/// Maximum number of entries in flight.
+const MAX_INFLIGHT: usize = 4;
+/// A batch is closed at this many commands: a reader may have to wait while it is applied.
+const BATCH_COMMANDS: usize = 512;
+/// A batch is closed at this many bytes.
+const BATCH_BYTES: usize = 1 << 20;
+/// Maximum number of queued commands.
 const QUEUE_COMMANDS: usize = 32_768;
-/// Bytes that may wait.
+/// Maximum bytes of queued commands.
 const QUEUE_BYTES: usize = 64 << 20;
-/// Between looks at what has waited too long.
-const SWEEP: Duration = Duration::from_millis(250);
-/// How long a command is waited for while this node has withdrawn.
-const WITHDRAWN_MS: u64 = 500;
-/// Before a leader that was not ready is asked again.
-const PAUSE: Duration = Duration::from_millis(20);
+/// Interval between checks for timed-out proposals.
+const EXPIRY_INTERVAL: Duration = Duration::from_millis(250);
+/// Timeout of a command while this node is withdrawn.
+const WITHDRAWN_TIMEOUT_MS: u64 = 500;
+/// Delay before a leader that was not ready is tried again.
+const RETRY_DELAY: Duration = Duration::from_millis(20);
 
 /// Commands that wait to be proposed.
 #[derive(Default)]
 pub(super) struct Queue {
-    waiting: Mutex<Waiting>,
+    waiting: Mutex<QueueState>,
     wake: Notify,
 }
 
 #[derive(Default)]
-struct Waiting {
-    drafts: VecDeque<Filling>,
-    /// Invariant: those of all drafts, and their bytes.
+struct QueueState {
+    batches: VecDeque<QueuedBatch>,
+    /// Invariant: the sums over all batches.
     commands: usize,
     bytes: usize,
     closed: bool,
 }
 
-struct Filling {
-    draft: Draft,
+struct QueuedBatch {
+    builder: BatchBuilder,
     waiters: Vec<Waiter<Reply>>,
     since_ms: u64,
 }
 
 impl Queue {
-    fn waiting(&self) -> MutexGuard<'_, Waiting> {
+    fn waiting(&self) -> MutexGuard<'_, QueueState> {
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Adds a command; its reply comes through the receiver.
+    /// Queues a command; its reply arrives through the receiver.
     pub(super) fn push(
         &self,
         command: &Command,
-        through: Option<&Arc<Counter>>,
+        reply_queue: Option<&Arc<ReplyQueue>>,
         now_ms: u64,
     ) -> Result<oneshot::Receiver<Result<Reply, CoordError>>, CoordError> {
-        let (waiter, reply) = Waiter::new(through);
+        let (waiter, reply) = Waiter::new(reply_queue);
         {
             let mut waiting = self.waiting();
             if waiting.closed {
@@ -93,24 +94,25 @@ impl Queue {
             if waiting.commands >= QUEUE_COMMANDS || waiting.bytes >= QUEUE_BYTES {
                 return Err(CoordError::TooManyRequests);
             }
-            let has_room = waiting
-                .drafts
+            let fits_last = waiting
+                .batches
                 .back()
-                .is_some_and(|last| last.draft.len() < DRAFT_BYTES && last.waiters.len() < DRAFT_COMMANDS);
-            if !has_room {
-                let filling = Filling { draft: Draft::new(), waiters: Vec::new(), since_ms: now_ms };
-                waiting.drafts.push_back(filling);
+                .is_some_and(|last| last.builder.len() < BATCH_BYTES && last.waiters.len() < BATCH_COMMANDS);
+            if !fits_last {
+                let queued =
+                    QueuedBatch { builder: BatchBuilder::new(), waiters: Vec::new(), since_ms: now_ms };
+                waiting.batches.push_back(queued);
             }
-            let Some(last) = waiting.drafts.back_mut() else { return Err(CoordError::Stopped) };
-            let before = if has_room { last.draft.len() } else { 0 };
-            if let Err(error) = last.draft.push(command) {
+            let Some(last) = waiting.batches.back_mut() else { return Err(CoordError::Stopped) };
+            let before = if fits_last { last.builder.len() } else { 0 };
+            if let Err(error) = last.builder.push(command) {
                 if last.waiters.is_empty() {
-                    waiting.drafts.pop_back();
+                    waiting.batches.pop_back();
                 }
                 return Err(error.into());
             }
             last.waiters.push(waiter);
-            let added = last.draft.len() - before;
+            let added = last.builder.len() - before;
             waiting.bytes += added;
             waiting.commands += 1;
         }
@@ -118,15 +120,15 @@ impl Queue {
         Ok(reply)
     }
 
-    fn pop(&self) -> Option<Filling> {
+    fn pop(&self) -> Option<QueuedBatch> {
         let mut waiting = self.waiting();
-        let first = waiting.drafts.pop_front()?;
+        let first = waiting.batches.pop_front()?;
         waiting.commands -= first.waiters.len();
-        waiting.bytes -= first.draft.len();
+        waiting.bytes -= first.builder.len();
         Some(first)
     }
 
-    async fn next(&self) -> Filling {
+    async fn next(&self) -> QueuedBatch {
         loop {
             if let Some(first) = self.pop() {
                 return first;
@@ -135,18 +137,18 @@ impl Queue {
         }
     }
 
-    /// Takes no more, and gives up what waits.
+    /// Refuses further commands and fails the queued ones.
     pub(super) fn close(&self) {
         self.waiting().closed = true;
-        while let Some(filling) = self.pop() {
-            fail(filling, &CoordError::Stopped);
+        while let Some(queued) = self.pop() {
+            fail(queued, &CoordError::Stopped);
         }
     }
 
-    fn give_up_before(&self, since_ms: u64) {
-        while self.waiting().drafts.front().is_some_and(|first| first.since_ms < since_ms) {
-            if let Some(filling) = self.pop() {
-                fail(filling, &CoordError::NoLeader);
+    fn fail_older_than(&self, since_ms: u64) {
+        while self.waiting().batches.front().is_some_and(|first| first.since_ms < since_ms) {
+            if let Some(queued) = self.pop() {
+                fail(queued, &CoordError::NoLeader);
             }
         }
     }
@@ -156,176 +158,180 @@ impl Queue {
     }
 
     fn is_empty(&self) -> bool {
-        self.waiting().drafts.is_empty()
+        self.waiting().batches.is_empty()
     }
 }
 
-fn fail(filling: Filling, error: &CoordError) {
-    let mut bundle = Bundle::default();
-    for waiter in filling.waiters {
-        bundle.answer(waiter, Err(error.clone()));
+fn fail(queued: QueuedBatch, error: &CoordError) {
+    let mut replies = ReplyBatch::default();
+    for waiter in queued.waiters {
+        replies.push(waiter, Err(error.clone()));
     }
 }
 
-/// What became of one try.
-enum Try {
-    /// Its waiters have been answered.
-    Landed,
-    /// Nobody took it, or nobody ever will.
-    Again,
-    /// It will never be.
+/// Outcome of one attempt to propose a batch.
+enum ProposeOutcome {
+    /// The waiters have been answered.
+    Answered,
+    /// No leader accepted the batch, or it can no longer be applied.
+    Retry,
+    /// The batch was refused for good.
     Refused(CoordError),
 }
 
-/// What is known of an entry that was sent.
-enum Sent {
-    /// It is in the log, or may be: whoever applies it tells.
-    Perhaps,
-    /// Nobody took it.
-    Nobody,
+/// What is known of an entry after it was sent.
+enum SendOutcome {
+    /// It is in the log, or may be: the outcome is known when it is applied.
+    MaybeAccepted,
+    /// No leader accepted it.
+    NotAccepted,
     /// It was refused for good.
     Refused(CoordError),
 }
 
 impl Inner {
-    /// Puts a command on its way and waits for what it comes to.
+    /// Queues a command and waits for its reply.
     pub(super) async fn submit(
         &self,
         command: &Command,
-        through: Option<&Arc<Counter>>,
+        reply_queue: Option<&Arc<ReplyQueue>>,
     ) -> Result<Reply, CoordError> {
         command.check()?;
-        let reply = self.queue.push(command, through, self.now_ms())?;
-        // A waiter is dropped unanswered only when the node goes down, and then nobody knows.
+        let reply = self.queue.push(command, reply_queue, self.now_ms())?;
+        // A waiter is dropped unanswered only when the node stops, and then the outcome is unknown.
         reply.await.unwrap_or(Err(CoordError::Timeout))
     }
 
-    /// Carries drafts into the log until the node stops.
-    pub(super) async fn carry_proposals(self: Arc<Self>) {
-        let mut flights = FuturesUnordered::new();
+    /// Proposes queued batches until the node stops.
+    pub(super) async fn run_proposals(self: Arc<Self>) {
+        let mut inflight = FuturesUnordered::new();
         let shutdown = self.shutdown.clone();
         loop {
             tokio::select! {
                 biased;
                 () = shutdown.stopped() => break,
-                Some(()) = flights.next(), if !flights.is_empty() => {}
-                filling = self.queue.next(), if flights.len() < FLIGHTS => {
-                    flights.push(self.carry(filling));
+                Some(()) = inflight.next(), if !inflight.is_empty() => {}
+                queued = self.queue.next(), if inflight.len() < MAX_INFLIGHT => {
+                    inflight.push(self.propose_batch(queued));
                 }
             }
         }
     }
 
-    async fn carry(&self, filling: Filling) {
+    async fn propose_batch(&self, queued: QueuedBatch) {
         let number = self.next_batch();
         let id = BatchId { nonce: self.shared.nonce, number };
-        let deadline_ms = filling.since_ms + self.timeout_ms();
-        let entry = filling.draft.finish(id);
-        self.shared.flights().by_number.insert(number, Flight::new(filling.waiters, deadline_ms));
-        self.took_off.notify_one();
+        let deadline_ms = queued.since_ms + self.timeout_ms();
+        let entry = queued.builder.finish(id);
+        self.shared.proposals().by_number.insert(number, PendingProposal::new(queued.waiters, deadline_ms));
+        self.proposal_added.notify_one();
         loop {
-            match self.try_once(number, &entry, deadline_ms).await {
-                Try::Landed => return,
-                Try::Refused(error) => return self.shared.land(number, &error),
-                Try::Again if self.now_ms() >= deadline_ms => {
-                    return self.shared.land(number, &CoordError::NoLeader);
+            match self.propose_once(number, &entry, deadline_ms).await {
+                ProposeOutcome::Answered => return,
+                ProposeOutcome::Refused(error) => return self.shared.fail_proposal(number, &error),
+                ProposeOutcome::Retry if self.now_ms() >= deadline_ms => {
+                    return self.shared.fail_proposal(number, &CoordError::NoLeader);
                 }
-                Try::Again => {}
+                ProposeOutcome::Retry => {}
             }
         }
     }
 
-    /// Sends an entry to whoever leads, for that term only, and waits until it is known what became of it.
-    async fn try_once(&self, number: u64, entry: &Bytes, deadline_ms: u64) -> Try {
+    /// Sends an entry to the current leader, for that term only, and waits for its outcome.
+    async fn propose_once(&self, number: u64, entry: &Bytes, deadline_ms: u64) -> ProposeOutcome {
         let Some((term, leader)) = self.group.leader_in_term() else {
             self.wait_leader(deadline_ms).await;
-            return Try::Again;
+            return ProposeOutcome::Retry;
         };
-        let mut verdict = match self.shared.take_off(number, term) {
-            Takeoff::Go(verdict) => verdict,
-            Takeoff::Gone => return Try::Landed,
-            Takeoff::TooLate => {
-                tokio::time::sleep(PAUSE).await;
-                return Try::Again;
+        let mut never_applied = match self.shared.mark_sent(number, term) {
+            SendDecision::Send(never_applied) => never_applied,
+            SendDecision::AlreadyAnswered => return ProposeOutcome::Answered,
+            SendDecision::TermPassed => {
+                tokio::time::sleep(RETRY_DELAY).await;
+                return ProposeOutcome::Retry;
             }
         };
-        let judged = |told: Result<NeverApplied, _>| if told.is_ok() { Try::Again } else { Try::Landed };
+        let resolve = |notice: Result<NeverApplied, _>| {
+            if notice.is_ok() { ProposeOutcome::Retry } else { ProposeOutcome::Answered }
+        };
         let sent = tokio::select! {
             biased;
-            told = &mut verdict => return judged(told),
+            notice = &mut never_applied => return resolve(notice),
             sent = self.send(term, &leader, entry, deadline_ms) => sent,
         };
         match sent {
             #[cfg(feature = "planted")]
-            Sent::Perhaps if moim_raft::planted::is_on(moim_raft::planted::Bug::SendTwice) => {
-                self.shared.call_back(number);
-                Try::Again
+            SendOutcome::MaybeAccepted if moim_raft::planted::is_on(moim_raft::planted::Bug::SendTwice) => {
+                self.shared.mark_not_sent(number);
+                ProposeOutcome::Retry
             }
-            Sent::Perhaps => judged(verdict.await),
-            Sent::Refused(error) => Try::Refused(error),
-            Sent::Nobody => {
-                self.shared.call_back(number);
-                tokio::time::sleep(PAUSE).await;
-                Try::Again
+            SendOutcome::MaybeAccepted => resolve(never_applied.await),
+            SendOutcome::Refused(error) => ProposeOutcome::Refused(error),
+            SendOutcome::NotAccepted => {
+                self.shared.mark_not_sent(number);
+                tokio::time::sleep(RETRY_DELAY).await;
+                ProposeOutcome::Retry
             }
         }
     }
 
-    async fn send(&self, term: u64, leader: &Member, entry: &Bytes, deadline_ms: u64) -> Sent {
+    async fn send(&self, term: u64, leader: &Member, entry: &Bytes, deadline_ms: u64) -> SendOutcome {
         if leader.id == self.group.voter() {
             return match self.group.propose_in_term(term, entry.clone()).await {
-                Ok(_) | Err(GroupError::Unknown) => Sent::Perhaps,
-                Err(GroupError::NotLeader { .. }) => Sent::Nobody,
-                Err(error) => Sent::Refused(CoordError::of_group(error)),
+                Ok(_) | Err(GroupError::Unknown) => SendOutcome::MaybeAccepted,
+                Err(GroupError::NotLeader { .. }) => SendOutcome::NotAccepted,
+                Err(error) => SendOutcome::Refused(CoordError::of_group(error)),
             };
         }
         let left = Duration::from_millis(deadline_ms.saturating_sub(self.now_ms()).max(1));
         let request = PeerRequest::Propose { term, entry: entry.clone() }.encode();
-        let answer = self.transport.ask(leader, ServiceId::COORDINATOR, request, left).await;
-        match answer.map(PeerReply::decode) {
+        let reply = self.transport.ask(leader, ServiceId::COORDINATOR, request, left).await;
+        match reply.map(PeerReply::decode) {
             Ok(Ok(PeerReply::Refused(CoordError::NotLeader)))
             | Err(
                 ServiceError::NotHere
                 | ServiceError::Busy
                 | ServiceError::Transport(TransportError::Unreachable(_)),
-            ) => Sent::Nobody,
-            Ok(Ok(PeerReply::Refused(error))) if !error.is_unknown() => Sent::Refused(error),
-            // Done, lost on the way, or not understood: from here on only the log knows.
+            ) => SendOutcome::NotAccepted,
+            Ok(Ok(PeerReply::Refused(error))) if !error.is_unknown() => SendOutcome::Refused(error),
+            // Committed, lost on the way, or an undecodable reply: only the log tells the outcome.
             Ok(_) | Err(ServiceError::Transport(TransportError::Broken(_) | TransportError::TimedOut)) => {
-                Sent::Perhaps
+                SendOutcome::MaybeAccepted
             }
         }
     }
 
-    /// Gives up what has waited too long, while anything waits.
-    pub(super) async fn sweep_flights(self: Arc<Self>) {
+    /// Fails proposals that have waited too long, while any are pending.
+    pub(super) async fn expire_proposals(self: Arc<Self>) {
         let shutdown = self.shutdown.clone();
         loop {
             tokio::select! {
                 biased;
                 () = shutdown.stopped() => return,
-                () = self.took_off.notified() => {}
+                () = self.proposal_added.notified() => {}
             }
-            while !self.shared.flights().by_number.is_empty() || !self.queue.is_empty() {
+            while !self.shared.proposals().by_number.is_empty() || !self.queue.is_empty() {
                 tokio::select! {
                     biased;
                     () = shutdown.stopped() => return,
-                    () = tokio::time::sleep(SWEEP) => {}
+                    () = tokio::time::sleep(EXPIRY_INTERVAL) => {}
                 }
                 let now_ms = self.now_ms();
-                // What was sent before this node withdrew may wait for its disk.
-                let patience_ms = if *self.withdrawn.borrow() { WITHDRAWN_MS } else { self.timeout_ms() };
-                self.queue.give_up_before(now_ms.saturating_sub(patience_ms));
-                let sooner_ms = self.timeout_ms() - patience_ms;
+                // Proposals sent before this node was withdrawn may wait for its disk.
+                let timeout_ms =
+                    if *self.withdrawn.borrow() { WITHDRAWN_TIMEOUT_MS } else { self.timeout_ms() };
+                self.queue.fail_older_than(now_ms.saturating_sub(timeout_ms));
+                let sooner_ms = self.timeout_ms() - timeout_ms;
                 let mut late: Vec<u64> = {
-                    let flights = self.shared.flights();
-                    let is_late = |flight: &Flight| flight.deadline_ms.saturating_sub(sooner_ms) <= now_ms;
-                    let late = flights.by_number.iter().filter(|(_, flight)| is_late(flight));
+                    let inflight = self.shared.proposals();
+                    let is_late =
+                        |proposal: &PendingProposal| proposal.deadline_ms.saturating_sub(sooner_ms) <= now_ms;
+                    let late = inflight.by_number.iter().filter(|(_, proposal)| is_late(proposal));
                     late.map(|(number, _)| *number).collect()
                 };
                 late.sort_unstable();
                 for number in late {
-                    self.shared.land(number, &CoordError::Timeout);
+                    self.shared.fail_proposal(number, &CoordError::Timeout);
                 }
             }
         }
@@ -356,10 +362,10 @@ mod tests {
         let too_large = queue.push(&put(crate::request::MAX_REQUEST_BYTES), None, 0);
         assert!(matches!(too_large, Err(CoordError::TooManyRequests)));
         let mut taken = 0;
-        while let Some(filling) = queue.pop() {
-            assert!(filling.waiters.len() <= DRAFT_COMMANDS);
-            assert!(filling.draft.len() <= DRAFT_BYTES + bytes + 64);
-            taken += filling.waiters.len();
+        while let Some(queued) = queue.pop() {
+            assert!(queued.waiters.len() <= BATCH_COMMANDS);
+            assert!(queued.builder.len() <= BATCH_BYTES + bytes + 64);
+            taken += queued.waiters.len();
         }
         assert_eq!(taken, replies.len());
         let left = queue.waiting();
@@ -367,13 +373,13 @@ mod tests {
         drop(left);
         let too_large = queue.push(&put(crate::request::MAX_REQUEST_BYTES), None, 0);
         assert!(matches!(too_large, Err(CoordError::Refused(crate::Error::RequestTooLarge))));
-        assert!(queue.is_empty(), "a refused command leaves no draft behind");
+        assert!(queue.is_empty(), "a refused command leaves no batch behind");
         queue.close();
         assert!(matches!(queue.push(&put(1), None, 0), Err(CoordError::Stopped)));
     }
 
     #[test]
-    fn a_queue_is_bounded_in_commands_and_in_bytes() {
+    fn queue_is_bounded_in_commands_and_in_bytes() {
         check(10, QUEUE_COMMANDS, QUEUE_BYTES);
         check(100_000, QUEUE_BYTES / 100_000 + 1, QUEUE_BYTES + 100_000);
     }

@@ -1,7 +1,7 @@
-//! Reads that see everything acknowledged before they began, on any node.
+//! Linearizable reads on any node, by read index.
 //!
-//! A quorum confirms the leader once for everybody who waits; whoever comes while a round is under way rides the next
-//! one, because the round may have begun before their request did. Many readers therefore cost as much as one.
+//! A quorum confirms the leader once for all waiting reads. A read that arrives during a round joins the next one,
+//! because the round may have begun before the read did. Many reads therefore cost as much as one.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -10,22 +10,22 @@ use moim_raft::GroupError;
 use tokio::sync::Notify;
 
 use super::Inner;
-use super::answers::{Bundle, Counter, Waiter};
 use super::error::CoordError;
+use super::replies::{ReplyBatch, ReplyQueue, Waiter};
 use crate::error::Error;
 use crate::reply::RangeReply;
 use crate::request::RangeRequest;
 
-/// Before a round that failed is tried again.
-const PAUSE: Duration = Duration::from_millis(20);
-/// Keys that are read before others have their turn.
-const KEYS_PER_LOOK: usize = 2_048;
-/// Readers that may wait.
-const READERS: usize = 65_536;
+/// Delay before a failed round is repeated.
+const RETRY_DELAY: Duration = Duration::from_millis(20);
+/// Keys read before other tasks may run.
+const KEYS_PER_STEP: usize = 2_048;
+/// Maximum number of waiting reads.
+const MAX_READERS: usize = 65_536;
 
 type Reader = Waiter<()>;
 
-/// Readers that wait for the next round.
+/// Reads that wait for the next round.
 #[derive(Default)]
 pub(super) struct Reads {
     waiting: Mutex<Vec<Reader>>,
@@ -39,16 +39,16 @@ impl Reads {
 }
 
 impl Inner {
-    /// Returns when the state here contains everything that was acknowledged anywhere before the call.
-    pub(super) async fn linearizable(&self, through: Option<&Arc<Counter>>) -> Result<(), CoordError> {
-        let (reader, done) = Waiter::new(through);
+    /// Returns when the applied state here contains every write acknowledged before the call.
+    pub(super) async fn linearizable(&self, reply_queue: Option<&Arc<ReplyQueue>>) -> Result<(), CoordError> {
+        let (reader, done) = Waiter::new(reply_queue);
         {
             let mut waiting = self.reads.waiting.lock().unwrap_or_else(PoisonError::into_inner);
-            // Under the lock: the task that answers takes it once more when it ends.
+            // Checked under the lock: the round task takes the lock once more when it ends.
             if self.shutdown.is_stopped() {
                 return Err(CoordError::Stopped);
             }
-            if waiting.len() >= READERS {
+            if waiting.len() >= MAX_READERS {
                 return Err(CoordError::TooManyRequests);
             }
             waiting.push(reader);
@@ -57,12 +57,12 @@ impl Inner {
         done.await.unwrap_or(Err(CoordError::Stopped))
     }
 
-    /// Reads a range in pieces, all of one revision: a large one must not keep the log from being applied.
+    /// Reads a range in steps, all at one revision: a large range must not delay apply.
     pub(super) async fn read_range(&self, request: &RangeRequest) -> Result<RangeReply, CoordError> {
         loop {
             let mut reading = self.shared.state().begin_range(request)?;
             let read = loop {
-                match self.shared.state().step_range(&mut reading, KEYS_PER_LOOK) {
+                match self.shared.state().step_range(&mut reading, KEYS_PER_STEP) {
                     Ok(true) => {}
                     Ok(false) => break Ok(()),
                     Err(error) => break Err(error),
@@ -71,14 +71,14 @@ impl Inner {
             };
             match read {
                 Ok(()) => return Ok(reading.finish()),
-                // What was "now" has been forgotten while it was read; there is a newer one.
+                // The current revision was compacted during the read: read at the newer one.
                 Err(Error::Compacted) if request.revision <= 0 => {}
                 Err(error) => return Err(error.into()),
             }
         }
     }
 
-    /// Runs the rounds until the node stops.
+    /// Runs read index rounds until the node stops.
     pub(super) async fn confirm_reads(self: Arc<Self>) {
         let shutdown = self.shutdown.clone();
         loop {
@@ -96,18 +96,18 @@ impl Inner {
                 biased;
                 () = shutdown.stopped() => Err(CoordError::Stopped),
                 outcome = self.round() => outcome,
-                // A round that waits for this node's disk may take as long as it hangs.
+                // A round that waits for this node's disk may take as long as the disk hangs.
                 Ok(()) = withdrawn.changed() => Err(CoordError::NoLeader),
             };
-            let mut bundle = Bundle::default();
+            let mut replies = ReplyBatch::default();
             for reader in readers {
-                bundle.answer(reader, outcome.clone());
+                replies.push(reader, outcome.clone());
             }
         }
         drop(self.reads.take());
     }
 
-    /// One round, repeated while there is hope.
+    /// One read index round, repeated until the request timeout.
     async fn round(&self) -> Result<(), CoordError> {
         let deadline_ms = self.now_ms() + self.timeout_ms();
         loop {
@@ -124,7 +124,7 @@ impl Inner {
             if self.now_ms() >= deadline_ms {
                 return Err(error);
             }
-            tokio::time::sleep(PAUSE).await;
+            tokio::time::sleep(RETRY_DELAY).await;
         }
     }
 }

@@ -5,7 +5,7 @@ use crate::request::PutRequest;
 use crate::testing::{TestCluster, until};
 use crate::watch::WatchRequest;
 
-fn usual(_: &mut CoordinatorOptions) {}
+fn no_tuning(_: &mut CoordinatorOptions) {}
 
 fn put(key: impl Into<Bytes>, value: impl Into<Bytes>) -> Command {
     Command::client(Op::Put(PutRequest::new(key, value)))
@@ -24,8 +24,8 @@ async fn value(node: &Coordinator, key: &'static str, serializable: bool) -> Opt
 }
 
 #[test]
-fn one_node_puts_reads_and_comes_back_from_disk() {
-    let mut cluster = TestCluster::start(1, usual);
+fn one_node_puts_reads_and_recovers_from_disk() {
+    let mut cluster = TestCluster::start(1, no_tuning);
     let node = cluster.node(0);
     for number in 0..50_i64 {
         let reply = cluster.wait(node.execute(put("k", number.to_string()))).unwrap();
@@ -43,13 +43,21 @@ fn one_node_puts_reads_and_comes_back_from_disk() {
 }
 
 #[test]
-fn every_node_takes_writes_and_sees_them_at_once() {
-    let cluster = TestCluster::start(3, usual);
+fn raft_core_that_stops_by_itself_stops_the_process() {
+    let cluster = TestCluster::start(1, no_tuning);
+    let node = cluster.node(0);
+    cluster.wait(node.group().stop());
+    until("the shutdown of the process is requested", || node.inner.shutdown.has_panicked().then_some(()));
+}
+
+#[test]
+fn every_node_accepts_writes_and_reads_them_at_once() {
+    let cluster = TestCluster::start(3, no_tuning);
     cluster.settle();
     for round in 0..30 {
         let node = cluster.node(round % 3);
         let reply = cluster.wait(node.execute(put("k", round.to_string()))).unwrap();
-        // Its own state is never behind its answer.
+        // Its own state is never behind its reply.
         assert_eq!(node.header(SpaceId::User).revision, revision(&reply));
         assert_eq!(cluster.wait(value(&node, "k", true)), Some(round.to_string().into()));
         for at in 0..3 {
@@ -63,7 +71,7 @@ fn every_node_takes_writes_and_sees_them_at_once() {
     assert_eq!(refused, CoordError::Refused(crate::Error::PermissionDenied));
 }
 
-/// Counts how often each command was applied: every put appends a key of its own under its number.
+/// Counts how often each command was applied: every put writes a key of its own under its number.
 fn count(node: &Coordinator) -> i64 {
     node.read(|state| state.range(&RangeRequest { count_only: true, ..RangeRequest::between("n/", "n0") }))
         .unwrap()
@@ -71,8 +79,8 @@ fn count(node: &Coordinator) -> i64 {
 }
 
 #[test]
-fn commands_that_wait_together_share_entries_and_each_gets_its_own_reply() {
-    let cluster = TestCluster::start(3, usual);
+fn queued_commands_share_entries_and_get_their_own_replies() {
+    let cluster = TestCluster::start(3, no_tuning);
     cluster.settle();
     for at in 0..3 {
         let node = cluster.node(at);
@@ -94,7 +102,7 @@ fn commands_that_wait_together_share_entries_and_each_gets_its_own_reply() {
     assert!((0..3).all(|at| count(&cluster.node(at)) == 3_000));
 }
 
-/// Puts until told to stop; answers what was acknowledged and what is unknown.
+/// Puts until stopped; returns the acknowledged puts and those with unknown outcome.
 async fn load(
     node: Coordinator,
     name: String,
@@ -106,7 +114,7 @@ async fn load(
             break;
         }
         let key = format!("n/{name}/{number}");
-        // The value counts: a command that was applied twice shows as version 2.
+        // The version counts: a command applied twice shows as version 2.
         match node.execute(put(key.clone(), "v")).await {
             Ok(_) => done.push(key),
             Err(CoordError::Timeout) => unknown += 1,
@@ -118,8 +126,8 @@ async fn load(
 }
 
 #[test]
-fn a_leader_that_dies_under_load_loses_no_answer_and_doubles_no_command() {
-    let mut cluster = TestCluster::start(3, usual);
+fn leader_failure_under_load_loses_no_reply_and_applies_no_command_twice() {
+    let mut cluster = TestCluster::start(3, no_tuning);
     cluster.settle();
     let leader = cluster.leader();
     let stop = Arc::new(std::sync::atomic::AtomicBool::new(false));
@@ -136,7 +144,7 @@ fn a_leader_that_dies_under_load_loses_no_answer_and_doubles_no_command() {
     cluster.kill(leader);
     let new = cluster.leader_among(&others);
     let before = count(&cluster.node(new));
-    until("the load goes on", || (count(&cluster.node(new)) > before + 200).then_some(()));
+    until("the load continues", || (count(&cluster.node(new)) > before + 200).then_some(()));
     stop.store(true, Ordering::Relaxed);
     let mut acknowledged = 0;
     let mut worked = Vec::new();
@@ -146,7 +154,7 @@ fn a_leader_that_dies_under_load_loses_no_answer_and_doubles_no_command() {
     // Each node acknowledges what it has applied itself; this one may be behind another.
     cluster.wait(cluster.node(new).linearizable()).unwrap();
     for (done, unknown) in worked {
-        assert_eq!(unknown, 0, "the new leader's first entry tells what became of everything before it");
+        assert_eq!(unknown, 0, "the new leader's first entry decides every earlier proposal");
         acknowledged += done.len();
         for key in done {
             let found = cluster.wait(cluster.node(new).range(RangeRequest::key(key.clone()), true)).unwrap();
@@ -163,8 +171,8 @@ fn a_leader_that_dies_under_load_loses_no_answer_and_doubles_no_command() {
 }
 
 #[test]
-fn a_node_cut_off_answers_unknown_or_no_leader_and_never_a_lie() {
-    let cluster = TestCluster::start(3, usual);
+fn isolated_node_returns_timeout_or_no_leader() {
+    let cluster = TestCluster::start(3, no_tuning);
     cluster.settle();
     let old = cluster.leader();
     cluster.isolate(old);
@@ -173,7 +181,7 @@ fn a_node_cut_off_answers_unknown_or_no_leader_and_never_a_lie() {
     assert!(matches!(error, CoordError::Timeout | CoordError::NoLeader), "{error:?}");
     let error = cluster.wait(lonely.range(RangeRequest::key("k"), false)).unwrap_err();
     assert!(matches!(error, CoordError::Timeout | CoordError::NoLeader), "{error:?}");
-    // What it knows it still tells to whoever asks for no more.
+    // Serializable reads are still served.
     assert_eq!(cluster.wait(value(&lonely, "k", true)), None);
     let others: Vec<usize> = (0..3).filter(|at| *at != old).collect();
     cluster.leader_among(&others);
@@ -204,7 +212,7 @@ fn short_log(options: &mut CoordinatorOptions) {
 }
 
 #[test]
-fn a_watch_misses_nothing_across_a_leader_change_and_a_snapshot() {
+fn watch_misses_nothing_across_a_leader_change_and_a_snapshot() {
     let mut cluster = TestCluster::start(3, short_log);
     cluster.settle();
     let (leader, watched) = (cluster.leader(), cluster.follower());
@@ -225,7 +233,7 @@ fn a_watch_misses_nothing_across_a_leader_change_and_a_snapshot() {
         write(&cluster, leader, &mut expected);
     }
     assert_eq!(cluster.wait(next_events(&mut stream, 20)), expected);
-    // Far behind: it is brought up to date by a snapshot, not by the log.
+    // Far behind: it catches up by a snapshot, not by the log.
     cluster.isolate(watched);
     let others: Vec<usize> = (0..3).filter(|at| *at != watched).collect();
     for _ in 0..200 {
@@ -249,11 +257,11 @@ fn a_watch_misses_nothing_across_a_leader_change_and_a_snapshot() {
 }
 
 #[test]
-fn a_snapshot_that_could_not_be_written_is_tried_again_without_waiting_for_the_next() {
+fn failed_snapshot_is_retried_without_waiting_for_the_next() {
     let cluster = TestCluster::start(1, short_log);
     cluster.settle();
     let node = cluster.node(0);
-    // A file where the folder should be: nothing can be written there.
+    // A file at the path of the folder: no snapshot can be written there.
     let folder = cluster.folder(0).join("raft/1/snapshots");
     std::fs::create_dir_all(folder.parent().unwrap()).unwrap();
     std::fs::write(&folder, "in the way").unwrap();
@@ -262,14 +270,14 @@ fn a_snapshot_that_could_not_be_written_is_tried_again_without_waiting_for_the_n
     }
     until("it failed", || node.group().snapshot_failed().then_some(()));
     std::fs::remove_file(&folder).unwrap();
-    // No further entry asks for one.
-    until("there is one", || node.group().metrics().snapshot.map(drop));
+    // No further entry triggers a snapshot.
+    until("a snapshot exists", || node.group().metrics().snapshot.map(drop));
     assert!(!node.group().snapshot_failed());
 }
 
 #[test]
-fn a_watch_that_compaction_overtakes_is_told_so() {
-    let cluster = TestCluster::start(1, usual);
+fn watch_overtaken_by_compaction_is_canceled() {
+    let cluster = TestCluster::start(1, no_tuning);
     cluster.settle();
     let node = cluster.node(0);
     for number in 0..10 {
@@ -281,16 +289,16 @@ fn a_watch_that_compaction_overtakes_is_told_so() {
     assert_eq!(cluster.wait(node.compact(Origin::Client, SpaceId::User, 8, true)), Ok(11));
     let (later, _) = stream.create(request).unwrap();
     for watcher in [late, later] {
-        let told = cluster.wait(stream.next()).unwrap();
-        assert_eq!(told, WatchItem::Canceled { watcher, compact_revision: 8 });
+        let item = cluster.wait(stream.next()).unwrap();
+        assert_eq!(item, WatchItem::Canceled { watcher, compact_revision: 8 });
     }
     let refused = cluster.wait(node.compact(Origin::Client, SpaceId::User, 8, false)).unwrap_err();
     assert_eq!(refused, CoordError::Refused(crate::Error::Compacted));
 }
 
 #[test]
-fn leases_end_on_time_whoever_leads_and_renewals_count_anywhere() {
-    let mut cluster = TestCluster::start(3, usual);
+fn leases_expire_on_time_across_leader_change_and_renew_on_any_node() {
+    let mut cluster = TestCluster::start(3, no_tuning);
     cluster.settle();
     let (leader, follower) = (cluster.leader(), cluster.follower());
     let node = cluster.node(follower);
@@ -315,14 +323,14 @@ fn leases_end_on_time_whoever_leads_and_renewals_count_anywhere() {
     cluster.wait(node.lease_revoke(Origin::Node, nodes)).unwrap();
     let unknown = cluster.wait(node.lease_time_to_live(LeaseId(5), true)).unwrap();
     assert_eq!((unknown.granted_ms, unknown.remaining_ms), (0, -1));
-    // Renewed through a follower for three times its length, it stays.
+    // Renewed through a follower for three times its TTL, it stays.
     let clock = moim_base::clock::SystemClock::new();
     while clock.monotonic_ms() < 3_000 {
         assert_eq!(cluster.wait(node.lease_keep_alive(Origin::Client, short)), Ok(1_000));
         std::thread::sleep(Duration::from_millis(50));
     }
     assert_eq!(cluster.wait(value(&node, "short", false)), Some("v".into()));
-    // Nobody renews it, and the one who kept its time dies: its successor ends it.
+    // It is not renewed, and the leader that kept its deadline is killed: the new leader expires it.
     cluster.kill(leader);
     let died = clock.monotonic_ms();
     let others: Vec<usize> = (0..3).filter(|at| *at != leader).collect();
@@ -338,7 +346,7 @@ fn leases_end_on_time_whoever_leads_and_renewals_count_anywhere() {
 }
 
 #[test]
-fn a_full_store_refuses_puts_everywhere_until_the_alarm_is_taken_back() {
+fn full_quota_refuses_puts_everywhere_until_the_alarm_is_disarmed() {
     let cluster = TestCluster::start(3, |options| options.quota_bytes = 64 << 10);
     cluster.settle();
     let node = cluster.node(cluster.follower());
@@ -358,9 +366,9 @@ fn a_full_store_refuses_puts_everywhere_until_the_alarm_is_taken_back() {
     cluster.wait(node.execute(delete)).unwrap();
     let now = node.header(SpaceId::User).revision;
     for at in 0..3 {
-        // Each node gives its memory back by itself.
+        // Each node reclaims its memory by itself.
         let _ = cluster.wait(cluster.node(at).compact(Origin::Client, SpaceId::User, now, true));
-        until("there is room again", || (cluster.node(at).status().db_size < 32 << 10).then_some(()));
+        until("memory is reclaimed", || (cluster.node(at).status().db_size < 32 << 10).then_some(()));
     }
     for alarm in alarms {
         assert_eq!(cluster.wait(node.alarm_off(alarm)), Ok(vec![alarm]));
@@ -369,8 +377,8 @@ fn a_full_store_refuses_puts_everywhere_until_the_alarm_is_taken_back() {
 }
 
 #[test]
-fn members_come_go_and_lead_whoever_is_asked() {
-    let mut cluster = TestCluster::without_founders(4, usual);
+fn membership_changes_and_leadership_transfer_work_through_any_node() {
+    let mut cluster = TestCluster::without_founders(4, no_tuning);
     cluster.found(3);
     cluster.settle();
     let follower = cluster.follower();
@@ -380,7 +388,7 @@ fn members_come_go_and_lead_whoever_is_asked() {
     cluster.wait(node.add_learner(newcomer.clone())).unwrap();
     let stranger = Member { id: VoterId(9), address: newcomer.address.clone() };
     assert_eq!(cluster.wait(node.add_learner(stranger)), Err(CoordError::MemberExists));
-    until("it has caught up", || cluster.wait(node.promote_member(newcomer.id)).ok());
+    until("the learner has caught up", || cluster.wait(node.promote_member(newcomer.id)).ok());
     assert_eq!(cluster.wait(node.promote_member(newcomer.id)), Err(CoordError::NotLearner));
     assert_eq!(cluster.wait(node.promote_member(VoterId(9))), Err(CoordError::MemberNotFound));
     assert_eq!(cluster.wait(node.move_leader(VoterId(9))), Err(CoordError::BadLeaderTransferee));
@@ -392,15 +400,17 @@ fn members_come_go_and_lead_whoever_is_asked() {
     assert_eq!(fourth.client_urls, ["http://127.0.0.1:2379"]);
     until("leadership moves", || cluster.wait(node.move_leader(newcomer.id)).ok());
     assert_eq!(cluster.leader(), 3);
-    let gone = VoterId(1 + u64::try_from((0..3).find(|at| *at != follower).unwrap()).unwrap());
-    cluster.wait(node.remove_member(gone)).unwrap();
-    until("it is gone", || (!node.members().iter().any(|member| member.voter == gone)).then_some(()));
+    let removed = VoterId(1 + u64::try_from((0..3).find(|at| *at != follower).unwrap()).unwrap());
+    cluster.wait(node.remove_member(removed)).unwrap();
+    until("the member is removed", || {
+        (!node.members().iter().any(|member| member.voter == removed)).then_some(())
+    });
     cluster.wait(node.execute(put("k", "v"))).unwrap();
 }
 
 #[test]
-fn a_database_written_while_puts_go_on_is_a_whole_state() {
-    let cluster = TestCluster::start(1, usual);
+fn database_streamed_during_puts_is_consistent() {
+    let cluster = TestCluster::start(1, no_tuning);
     cluster.settle();
     let node = cluster.node(0);
     for number in 0..100 {
@@ -419,10 +429,10 @@ fn a_database_written_while_puts_go_on_is_a_whole_state() {
     assert_eq!(mine.hash, theirs.hash);
 }
 
-/// Elections come and go under load from every node; what was acknowledged is there once, whoever was asked.
+/// Leader changes under load from every node; each acknowledged command is applied once.
 #[test]
-fn leadership_that_wanders_under_load_costs_time_and_nothing_else() {
-    let cluster = TestCluster::start(3, usual);
+fn leader_changes_under_load_only_delay_commands() {
+    let cluster = TestCluster::start(3, no_tuning);
     cluster.settle();
     let stop = Arc::new(std::sync::atomic::AtomicBool::new(false));
     let mut loads = Vec::new();
@@ -437,17 +447,17 @@ fn leadership_that_wanders_under_load_costs_time_and_nothing_else() {
         let old = cluster.leader();
         let before = count(&cluster.node(old));
         if round % 2 == 0 {
-            // Asked to go.
+            // Leadership transfer.
             let to = cluster.member((old + 1) % 3).id;
             until("leadership moves", || cluster.wait(cluster.node(old).move_leader(to)).ok());
         } else {
-            // Cut off, with entries that nobody else has.
+            // Isolated, with entries that no other node has.
             cluster.isolate(old);
             let others: Vec<usize> = (0..3).filter(|at| *at != old).collect();
             cluster.leader_among(&others);
             cluster.network.heal();
         }
-        until("the load goes on", || (count(&cluster.node(old)) > before + 50).then_some(()));
+        until("the load continues", || (count(&cluster.node(old)) > before + 50).then_some(()));
     }
     stop.store(true, Ordering::Relaxed);
     let mut acknowledged = 0;
@@ -469,8 +479,8 @@ fn leadership_that_wanders_under_load_costs_time_and_nothing_else() {
 }
 
 #[test]
-fn a_thousand_watchers_hear_of_a_change_and_a_stream_that_nobody_reads_stays_small() {
-    let cluster = TestCluster::start(1, usual);
+fn thousand_watchers_receive_a_change_and_an_unread_stream_stays_small() {
+    let cluster = TestCluster::start(1, no_tuning);
     cluster.settle();
     let node = cluster.node(0);
     let mut unread = node.watcher();
@@ -488,13 +498,13 @@ fn a_thousand_watchers_hear_of_a_change_and_a_stream_that_nobody_reads_stays_sma
             }
         }
     });
-    assert!(unread.backlog() <= 1, "a mark, whatever it misses");
+    assert!(unread.backlog() <= 1, "one mark, however much it misses");
     assert_eq!(cluster.wait(next_events(&mut unread, 20)).len(), 20);
 }
 
 #[test]
-fn a_full_disk_refuses_what_grows_and_lets_room_be_made() {
-    let mut cluster = TestCluster::without_founders(3, usual);
+fn full_disk_refuses_growth_and_allows_compaction() {
+    let mut cluster = TestCluster::without_founders(3, no_tuning);
     cluster.found(3);
     cluster.settle();
     let node = cluster.node(cluster.follower());
@@ -503,7 +513,7 @@ fn a_full_disk_refuses_what_grows_and_lets_room_be_made() {
     for at in 0..3 {
         cluster.kill(at);
     }
-    // Between what is kept free of everybody and what is kept free for Raft.
+    // Between the space kept free of everything and the space kept free for Raft.
     cluster.want_free_space(2);
     for at in 0..3 {
         cluster.start_node(at);
@@ -522,14 +532,14 @@ fn a_full_disk_refuses_what_grows_and_lets_room_be_made() {
     cluster.wait(node.execute(member)).unwrap();
     let delete = Command::client(Op::Delete(crate::request::DeleteRequest::key("k")));
     cluster.wait(node.execute(delete)).unwrap();
-    // Taken back while the disk is still full, it is on again at once.
+    // Disarmed while the disk is still full, the alarm is raised again at once.
     assert_eq!(cluster.wait(node.alarm_off(alarms[0])), Ok(vec![alarms[0]]));
     until("it is on again", || (cluster.wait(node.alarms()).unwrap().len() == 3).then_some(()));
 }
 
 #[test]
-fn a_full_disk_makes_a_node_drop_its_log_however_short_it_is() {
-    let mut cluster = TestCluster::start(1, usual);
+fn full_disk_drops_the_raft_log_however_short() {
+    let mut cluster = TestCluster::start(1, no_tuning);
     cluster.settle();
     for number in 0..100 {
         cluster.wait(cluster.node(0).execute(put(format!("key {number}"), "v"))).unwrap();
@@ -548,8 +558,8 @@ fn a_full_disk_makes_a_node_drop_its_log_however_short_it_is() {
 }
 
 #[test]
-fn a_node_that_withdrew_refuses_its_callers_at_once_and_raises_no_alarm() {
-    let mut cluster = TestCluster::start(3, usual);
+fn withdrawn_node_refuses_etcd_requests_at_once_and_raises_no_alarm() {
+    let mut cluster = TestCluster::start(3, no_tuning);
     cluster.settle();
     let full = cluster.follower();
     cluster.kill(full);
@@ -564,7 +574,7 @@ fn a_node_that_withdrew_refuses_its_callers_at_once_and_raises_no_alarm() {
     };
     assert_eq!(cluster.wait(callers.execute(put("k", "v"))).unwrap_err(), CoordError::NoLeader);
     assert_eq!(cluster.wait(value_of(&callers, "k")), Err(CoordError::NoLeader));
-    // The node's own calls go on, and the others take writes for longer than it takes to raise an alarm.
+    // The node's own requests are served, and the others accept writes for longer than it takes to raise an alarm.
     let other = (0..3).find(|at| *at != full).unwrap();
     let mut number = 0;
     let began_ms = cluster.node(other).inner.now_ms();
@@ -583,8 +593,8 @@ fn a_node_that_withdrew_refuses_its_callers_at_once_and_raises_no_alarm() {
 }
 
 #[test]
-fn an_isolated_node_refuses_its_callers_at_once_and_goes_on_itself() {
-    let cluster = TestCluster::start(3, usual);
+fn isolated_node_refuses_etcd_requests_at_once_and_serves_its_own() {
+    let cluster = TestCluster::start(3, no_tuning);
     cluster.settle();
     let isolated = cluster.follower();
     let scope = moim_base::task::Scope::new(moim_base::task::Shutdown::new());

@@ -1,12 +1,12 @@
-//! Watch streams: what a node owes to whoever watches through it.
+//! Watch streams of the clients of this node.
 //!
-//! One hub for all watchers of the node. A task (`tell_watchers`) looks at what was applied and puts the watchers it
-//! concerns into the mailboxes of their streams; a stream reads its batch from history when its owner asks for it. So
-//! the thread that applies pays for one wake-up, whatever the number of watchers, and a slow stream holds a mark per
-//! watcher and no events.
+//! There is one hub for all watchers of the node. The task `notify_watchers` reads the applied changes and marks the
+//! affected watchers as ready in their streams; a stream reads its batch from history when its owner asks for it. So
+//! apply pays for one wake-up, whatever the number of watchers, and a slow stream holds one mark per watcher and no
+//! events.
 //!
-//! A stream never goes back and never skips: positions survive a change of leader and a snapshot from another node,
-//! because they are revisions. What compaction overtook is told as [`WatchItem::Canceled`].
+//! A stream never goes back and never skips: positions survive a leader change and a snapshot from another node,
+//! because they are revisions. A watcher overtaken by compaction gets [`WatchItem::Canceled`].
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -20,36 +20,36 @@ use crate::range::SpaceId;
 use crate::state::State;
 use crate::watch::{Batch, EventBatch, WatchHub, WatchRequest, WatcherId};
 
-/// About how many bytes of events one item carries.
+/// Target size of one item's events in bytes.
 const BATCH_BYTES: usize = 128 << 10;
 
-/// The hub, and whose each watcher is.
+/// The watch hub, and the stream of each watcher.
 pub(super) struct Watches {
     hub: WatchHub,
     owners: HashMap<WatcherId, Arc<Mailbox>>,
 }
 
-/// What waits for a stream.
+/// Pending notifications of a stream.
 #[derive(Default)]
 struct Mailbox {
-    letters: Mutex<Letters>,
+    pending: Mutex<Pending>,
     wake: Notify,
 }
 
 #[derive(Default)]
-struct Letters {
-    /// Watchers with something to read.
+struct Pending {
+    /// Watchers with events to read.
     ready: VecDeque<WatcherId>,
-    /// Invariant: those in `ready`, each of which is there once: a stream that nobody reads does not grow.
+    /// Invariant: the watchers in `ready`, each queued once: a stream that is not read does not grow.
     queued: HashSet<WatcherId>,
-    /// Watchers that are to be told how far they are, each once.
+    /// Watchers with a progress notification due, each once.
     progress: Vec<(WatcherId, i64)>,
-    /// Whether the whole stream wants to know.
-    asked: bool,
+    /// True if a progress notification for the whole stream was requested.
+    progress_requested: bool,
     closed: bool,
 }
 
-impl Letters {
+impl Pending {
     fn push(&mut self, id: WatcherId) {
         if self.queued.insert(id) {
             self.ready.push_back(id);
@@ -64,8 +64,8 @@ impl Letters {
 }
 
 impl Mailbox {
-    fn letters(&self) -> MutexGuard<'_, Letters> {
-        self.letters.lock().unwrap_or_else(PoisonError::into_inner)
+    fn pending(&self) -> MutexGuard<'_, Pending> {
+        self.pending.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -74,7 +74,7 @@ impl Watches {
         Self { hub: WatchHub::new(state), owners: HashMap::new() }
     }
 
-    /// Tells the streams what the state has that they have not heard of.
+    /// Marks the watchers of changes applied since the last call.
     pub(super) fn on_applied(&mut self, state: &State) {
         self.hub.on_applied(state);
         self.deliver();
@@ -85,15 +85,15 @@ impl Watches {
         self.deliver();
     }
 
-    /// Tells those that want it how far they are.
+    /// Queues progress notifications for the watchers that want them.
     pub(super) fn on_progress_time(&mut self, state: &State) {
         for (id, revision) in self.hub.progress_due(state) {
             let Some(owner) = self.owners.get(&id) else { continue };
-            let mut letters = owner.letters();
-            // One that still waits to be told hears the newer number.
-            letters.progress.retain(|(other, _)| *other != id);
-            letters.progress.push((id, revision));
-            drop(letters);
+            let mut pending = owner.pending();
+            // A newer revision replaces one that is still queued.
+            pending.progress.retain(|(other, _)| *other != id);
+            pending.progress.push((id, revision));
+            drop(pending);
             owner.wake.notify_one();
         }
     }
@@ -101,48 +101,48 @@ impl Watches {
     fn deliver(&mut self) {
         for id in self.hub.take_ready() {
             if let Some(owner) = self.owners.get(&id) {
-                owner.letters().push(id);
+                owner.pending().push(id);
                 owner.wake.notify_one();
             }
         }
     }
 
-    /// Ends every stream.
+    /// Closes every stream.
     pub(super) fn close(&mut self) {
         for owner in self.owners.values() {
-            owner.letters().closed = true;
+            owner.pending().closed = true;
             owner.wake.notify_one();
         }
     }
 }
 
-/// What a stream has to say next.
+/// The next item of a watch stream.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum WatchItem {
-    /// Changes for one watcher.
+    /// Events for one watcher.
     Events {
-        /// Whose.
+        /// The watcher the events are for.
         watcher: WatcherId,
-        /// Which.
+        /// The events.
         batch: EventBatch,
     },
-    /// A watcher is gone: what it needs was forgotten.
+    /// The watcher was canceled: the history it needs was compacted.
     Canceled {
-        /// Which.
+        /// The canceled watcher.
         watcher: WatcherId,
         /// The first revision that can be watched.
         compact_revision: i64,
     },
-    /// Everything up to here has been told.
+    /// Progress notification: every change up to `revision` has been sent.
     Progress {
-        /// To one watcher that had asked for it at its creation; `None`: to all of the stream, which asked now.
+        /// The watcher that was created with `progress_notify`; `None` for all watchers of the stream, on request.
         watcher: Option<WatcherId>,
-        /// Up to where.
+        /// The revision up to which everything was sent.
         revision: i64,
     },
 }
 
-/// The watchers of one client's stream. Dropping it ends them.
+/// The watchers of one client's stream. Dropping it cancels them.
 pub struct WatchStream {
     shared: Arc<Shared>,
     mailbox: Arc<Mailbox>,
@@ -154,8 +154,7 @@ impl WatchStream {
         Self { shared, mailbox: Arc::default(), watchers: HashSet::new() }
     }
 
-    /// Starts a watch; answers who it is and the revision of its space. Everything the stream says of it comes
-    /// later.
+    /// Creates a watcher; returns its id and the revision of its key space. Its items follow on the stream.
     pub fn create(&mut self, request: WatchRequest) -> Result<(WatcherId, i64), Error> {
         let mut watches = self.shared.watches();
         let state = self.shared.state();
@@ -167,7 +166,7 @@ impl WatchStream {
         Ok((id, state.revision(space)))
     }
 
-    /// Ends a watch; false when there was none.
+    /// Cancels a watcher; false if the stream has none of this id.
     pub fn cancel(&mut self, id: WatcherId) -> bool {
         if !self.watchers.remove(&id) {
             return false;
@@ -177,27 +176,27 @@ impl WatchStream {
         watches.hub.cancel(id)
     }
 
-    /// Asks for [`WatchItem::Progress`] of the whole stream: it comes when every watcher has been told everything.
+    /// Requests [`WatchItem::Progress`] for the whole stream: it is sent once every watcher has received everything.
     pub fn request_progress(&mut self) {
-        self.mailbox.letters().asked = true;
+        self.mailbox.pending().progress_requested = true;
         self.mailbox.wake.notify_one();
     }
 
-    /// What comes next; `None` when the node stops. Cancel-safe.
+    /// The next item; `None` when the node stops. Cancel-safe.
     pub async fn next(&mut self) -> Option<WatchItem> {
         loop {
             let ready = {
-                let mut letters = self.mailbox.letters();
-                if letters.closed {
+                let mut pending = self.mailbox.pending();
+                if pending.closed {
                     return None;
                 }
-                letters.pop()
+                pending.pop()
             };
             match ready {
                 Some(id) => match self.read(id) {
-                    Read::Item(item) => return Some(item),
-                    Read::Nothing => {}
-                    Read::Later => tokio::task::yield_now().await,
+                    ReadOutcome::Item(item) => return Some(item),
+                    ReadOutcome::Empty => {}
+                    ReadOutcome::Yield => tokio::task::yield_now().await,
                 },
                 None => match self.progress() {
                     Some(item) => return Some(item),
@@ -207,62 +206,62 @@ impl WatchStream {
         }
     }
 
-    /// How much waits for whoever reads this stream: marks, never events.
+    /// Number of ready marks of an unread stream: marks, never events.
     #[cfg(test)]
     pub(super) fn backlog(&self) -> usize {
-        self.mailbox.letters().ready.len()
+        self.mailbox.pending().ready.len()
     }
 
-    fn read(&mut self, id: WatcherId) -> Read {
+    fn read(&mut self, id: WatcherId) -> ReadOutcome {
         let mut watches = self.shared.watches();
         let batch = watches.hub.next_batch(&self.shared.state(), id, BATCH_BYTES);
         match batch {
             Some(Batch::Events(batch)) => {
                 if batch.more {
-                    self.mailbox.letters().push(id);
+                    self.mailbox.pending().push(id);
                 }
-                Read::Item(WatchItem::Events { watcher: id, batch })
+                ReadOutcome::Item(WatchItem::Events { watcher: id, batch })
             }
             Some(Batch::Compacted { compact_revision }) => {
                 watches.owners.remove(&id);
                 self.watchers.remove(&id);
-                Read::Item(WatchItem::Canceled { watcher: id, compact_revision })
+                ReadOutcome::Item(WatchItem::Canceled { watcher: id, compact_revision })
             }
             Some(Batch::Yield) => {
-                self.mailbox.letters().push(id);
-                Read::Later
+                self.mailbox.pending().push(id);
+                ReadOutcome::Yield
             }
-            Some(Batch::Idle) | None => Read::Nothing,
+            Some(Batch::Idle) | None => ReadOutcome::Empty,
         }
     }
 
-    /// What there is to tell when no event is due.
+    /// The progress notification to send when no event is due.
     fn progress(&mut self) -> Option<WatchItem> {
-        if let Some((watcher, revision)) = self.mailbox.letters().progress.pop() {
+        if let Some((watcher, revision)) = self.mailbox.pending().progress.pop() {
             return Some(WatchItem::Progress { watcher: Some(watcher), revision });
         }
-        if !self.mailbox.letters().asked {
+        if !self.mailbox.pending().progress_requested {
             return None;
         }
         let mut watches = self.shared.watches();
         let state = self.shared.state();
-        // What was applied and not told yet comes first; then this is asked again.
+        // Changes applied and not sent yet come first; then progress is checked again.
         watches.on_applied(&state);
-        let mut letters = self.mailbox.letters();
-        if !letters.ready.is_empty() {
+        let mut pending = self.mailbox.pending();
+        if !pending.ready.is_empty() {
             return None;
         }
-        letters.asked = false;
+        pending.progress_requested = false;
         let ids: Vec<WatcherId> = self.watchers.iter().copied().collect();
         let revision = watches.hub.progress(&state, &ids)?;
         Some(WatchItem::Progress { watcher: None, revision })
     }
 }
 
-enum Read {
+enum ReadOutcome {
     Item(WatchItem),
-    Nothing,
-    Later,
+    Empty,
+    Yield,
 }
 
 impl Drop for WatchStream {

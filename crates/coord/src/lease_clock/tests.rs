@@ -1,4 +1,4 @@
-//! Deadlines, renewals and what a new leader owes.
+//! Deadlines, keepalives and the grants of a new leader.
 
 use super::*;
 use crate::reply::Reply;
@@ -14,11 +14,11 @@ fn renewed(ttl_ms: i64) -> Renewal {
 }
 
 #[test]
-fn a_lease_ends_at_its_deadline_and_not_before() {
+fn lease_expires_at_its_deadline_and_not_before() {
     let mut clock = LeaseClock::new(CONFIG);
     clock.on_granted(LeaseId(1), 1_000, 0);
     clock.on_granted(LeaseId(2), 3_000, 0);
-    assert_eq!(clock.next_end_ms(), Some(1_000));
+    assert_eq!(clock.next_expiry_ms(), Some(1_000));
     assert_eq!(clock.expired(999, 10), []);
     assert_eq!(clock.expired(1_000, 10), [revoke(1)]);
     assert_eq!(clock.expired(1_499, 10), [], "proposed once, for now");
@@ -27,11 +27,11 @@ fn a_lease_ends_at_its_deadline_and_not_before() {
     assert_eq!(clock.expired(2_999, 10), []);
     assert_eq!(clock.expired(3_000, 10), [revoke(2)]);
     clock.on_revoked(LeaseId(2));
-    assert_eq!(clock.next_end_ms(), None);
+    assert_eq!(clock.next_expiry_ms(), None);
 }
 
 #[test]
-fn ends_are_proposed_a_few_at_a_time() {
+fn expiries_are_proposed_in_bounded_batches() {
     let mut clock = LeaseClock::new(CONFIG);
     for id in 1..=5 {
         clock.on_granted(LeaseId(id), 1_000, 0);
@@ -42,16 +42,16 @@ fn ends_are_proposed_a_few_at_a_time() {
 }
 
 #[test]
-fn a_renewal_gives_the_whole_time_until_the_end_is_proposed() {
+fn renewal_restores_full_ttl_until_expiry_is_proposed() {
     let mut clock = LeaseClock::new(CONFIG);
     assert_eq!(clock.renew(LeaseId(1), 0), Renewal::NotFound);
     clock.on_granted(LeaseId(1), 1_000, 0);
     assert_eq!(clock.renew(LeaseId(1), 900), renewed(1_000));
     assert_eq!(clock.remaining_ms(LeaseId(1), 1_000), Some(900));
     assert_eq!(clock.expired(1_899, 10), []);
-    assert_eq!(clock.renew(LeaseId(1), 1_900), Renewal::Ending);
+    assert_eq!(clock.renew(LeaseId(1), 1_900), Renewal::Expiring);
     assert_eq!(clock.expired(1_900, 10), [revoke(1)]);
-    assert_eq!(clock.renew(LeaseId(1), 1_901), Renewal::Ending);
+    assert_eq!(clock.renew(LeaseId(1), 1_901), Renewal::Expiring);
     clock.on_revoked(LeaseId(1));
     assert_eq!(clock.renew(LeaseId(1), 1_902), Renewal::NotFound);
     assert_eq!(clock.remaining_ms(LeaseId(1), 1_902), None);
@@ -72,7 +72,7 @@ fn state_with(leases: &[(i64, i64, i64)]) -> State {
 }
 
 #[test]
-fn a_new_leader_grants_what_may_be_left_and_an_election() {
+fn new_leader_grants_remaining_ttl_plus_election_timeout() {
     let state = state_with(&[(1, 10_000, 0), (2, 600_000, 40_000)]);
     let mut clock = LeaseClock::new(CONFIG);
     clock.on_granted(LeaseId(9), 5, 0); // of another time
@@ -80,7 +80,7 @@ fn a_new_leader_grants_what_may_be_left_and_an_election() {
     assert_eq!(clock.remaining_ms(LeaseId(9), 1_000_000), None);
     assert_eq!(clock.remaining_ms(LeaseId(1), 1_000_000), Some(11_000));
     assert_eq!(clock.remaining_ms(LeaseId(2), 1_000_000), Some(41_000));
-    // The log says that 40 s are left; the next leader must not believe that after a renewal.
+    // The log says that 40 s remain; the next leader must not use that after a renewal.
     let clear = Command::node(Op::LeaseCheckpoint { remaining: vec![(LeaseId(2), 0)] });
     let expected = Renewal::Renewed { ttl_ms: 600_000, checkpoint: Some(clear) };
     assert_eq!(clock.renew(LeaseId(2), 1_000_000), expected);
@@ -89,32 +89,32 @@ fn a_new_leader_grants_what_may_be_left_and_an_election() {
     assert_eq!(clock.renew(LeaseId(2), 1_000_002), renewed(600_000));
     clock.on_lose_leadership();
     assert_eq!(clock.renew(LeaseId(2), 1_000_003), Renewal::NotFound);
-    assert_eq!(clock.next_end_ms(), None);
+    assert_eq!(clock.next_expiry_ms(), None);
 }
 
 #[test]
-fn long_leases_are_noted_from_time_to_time() {
+fn long_leases_are_checkpointed_periodically() {
     let mut clock = LeaseClock::new(CONFIG);
-    clock.on_granted(LeaseId(1), 30_000, 0); // too short to note
+    clock.on_granted(LeaseId(1), 30_000, 0); // too short to checkpoint
     clock.on_granted(LeaseId(2), 200_000, 0);
     assert_eq!(clock.checkpoint(59_999), None);
-    let note = |rest| Some(Command::node(Op::LeaseCheckpoint { remaining: vec![(LeaseId(2), rest)] }));
-    assert_eq!(clock.checkpoint(60_000), note(140_000));
+    let checkpoint = |rest| Some(Command::node(Op::LeaseCheckpoint { remaining: vec![(LeaseId(2), rest)] }));
+    assert_eq!(clock.checkpoint(60_000), checkpoint(140_000));
     assert_eq!(clock.checkpoint(60_001), None);
-    assert_eq!(clock.checkpoint(120_000), note(80_000));
+    assert_eq!(clock.checkpoint(120_000), checkpoint(80_000));
     clock.on_checkpoint(&[(LeaseId(2), 80_000)]);
     assert!(matches!(clock.renew(LeaseId(2), 150_000), Renewal::Renewed { checkpoint: Some(_), .. }));
     assert_eq!(clock.checkpoint(180_000), None, "a renewal starts the interval over");
-    assert_eq!(clock.checkpoint(210_000), note(140_000));
-    assert_eq!(clock.checkpoint(350_000), None, "nothing is left to note");
+    assert_eq!(clock.checkpoint(210_000), checkpoint(140_000));
+    assert_eq!(clock.checkpoint(350_000), None, "no remaining TTL to checkpoint");
 }
 
 #[test]
-fn a_renewal_that_crosses_a_note_takes_it_back() {
+fn renewal_resets_a_pending_checkpoint() {
     let mut clock = LeaseClock::new(CONFIG);
     clock.on_granted(LeaseId(1), 400_000, 0);
-    let note = clock.checkpoint(300_000);
-    assert!(note.is_some(), "what is left is proposed, and not yet applied");
+    let checkpoint = clock.checkpoint(300_000);
+    assert!(checkpoint.is_some(), "the remaining TTL is proposed and not applied yet");
     let Renewal::Renewed { checkpoint, .. } = clock.renew(LeaseId(1), 300_001) else { panic!("it lives") };
     assert_eq!(checkpoint, Some(Command::node(Op::LeaseCheckpoint { remaining: vec![(LeaseId(1), 0)] })));
 }

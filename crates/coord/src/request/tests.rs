@@ -23,7 +23,7 @@ fn txn(success: Vec<TxnOp>) -> TxnRequest {
 }
 
 #[test]
-fn a_key_is_changed_once() {
+fn txn_with_duplicate_key_is_refused() {
     let duplicate = Err(Error::DuplicateKey);
     let cases: Vec<(&str, Vec<TxnOp>, Result<(), Error>)> = vec![
         ("two keys", vec![put("a"), put("b")], Ok(())),
@@ -71,7 +71,7 @@ fn a_key_is_changed_once() {
 }
 
 #[test]
-fn a_txn_has_at_most_128_operations_on_every_way_down() {
+fn txn_has_at_most_128_operations_along_each_path() {
     let gets = |n: usize| vec![get("k"); n];
     assert_eq!(txn(gets(128)).check(), Ok(()));
     assert_eq!(txn(gets(129)).check(), Err(Error::TooManyOps));
@@ -89,7 +89,7 @@ fn a_txn_has_at_most_128_operations_on_every_way_down() {
 }
 
 #[test]
-fn keys_are_given_and_flags_do_not_contradict() {
+fn empty_keys_and_contradictory_flags_are_refused() {
     let cases = [
         (PutRequest::new("", "v"), Err(Error::EmptyKey)),
         (PutRequest { ignore_value: true, ..PutRequest::new("k", "v") }, Err(Error::ValueProvided)),
@@ -111,7 +111,7 @@ fn keys_are_given_and_flags_do_not_contradict() {
 }
 
 #[test]
-fn system_keys_are_for_nodes_and_by_themselves() {
+fn system_keys_are_for_nodes_and_separate_from_user_keys() {
     let denied = Err(Error::PermissionDenied);
     let across = Err(Error::TxnAcrossSpaces);
     let cases = [

@@ -1,4 +1,4 @@
-//! Streams in any pieces, and streams that are not right.
+//! Streams in pieces of any size, and malformed streams.
 
 use super::*;
 use crate::request::{Command, DeleteRequest, Op, PutRequest, RangeRequest};
@@ -35,7 +35,7 @@ fn bytes(state: &State) -> Vec<u8> {
 }
 
 #[test]
-fn a_restored_state_is_the_same_state() {
+fn restored_state_equals_the_original() {
     for keys in [0, 1, 10, 3_000] {
         let state = sample(keys);
         let stream = bytes(&state);
@@ -56,7 +56,7 @@ fn a_restored_state_is_the_same_state() {
 }
 
 #[test]
-fn pieces_may_be_of_any_size() {
+fn stream_may_arrive_in_pieces_of_any_size() {
     let stream = bytes(&sample(50));
     for size in [1, 7, 64, 1 << 20] {
         let mut restorer = Restorer::new();
@@ -68,7 +68,7 @@ fn pieces_may_be_of_any_size() {
 }
 
 #[test]
-fn a_stream_that_is_cut_off_or_goes_on_is_refused() {
+fn truncated_or_overlong_stream_is_refused() {
     let stream = bytes(&sample(20));
     for length in 0..stream.len() {
         let cut = Bytes::copy_from_slice(&stream[..length]);
@@ -77,14 +77,14 @@ fn a_stream_that_is_cut_off_or_goes_on_is_refused() {
     let mut longer = stream.clone();
     longer.push(0);
     assert_eq!(State::restore([Bytes::from(longer)]).err(), Some(SnapshotError::Incomplete));
-    // Cut between frames: the end record is missing.
+    // Truncated between frames: the end record is missing.
     let chunks: Vec<Bytes> = sample(3_000).snapshot().collect();
     let without_one = chunks.iter().enumerate().filter(|(n, _)| *n != 2).map(|(_, chunk)| chunk.clone());
     assert!(State::restore(without_one).is_err());
 }
 
 #[test]
-fn damage_is_found_wherever_it_is() {
+fn any_corrupted_byte_is_detected() {
     let stream = bytes(&sample(20));
     for at in 0..stream.len() {
         let mut damaged = stream.clone();
@@ -94,7 +94,7 @@ fn damage_is_found_wherever_it_is() {
 }
 
 #[test]
-fn what_it_is_not_is_said() {
+fn wrong_magic_and_format_are_reported() {
     let mut stream = bytes(&sample(1));
     let error = |stream: &[u8]| State::restore([Bytes::copy_from_slice(stream)]).unwrap_err();
     assert_eq!(error(b"a file of something else"), SnapshotError::Magic);
@@ -105,9 +105,9 @@ fn what_it_is_not_is_said() {
     assert_eq!(error(&stream), SnapshotError::Length(0));
 }
 
-/// A stream with right checksums and records that do not fit is refused, not believed.
+/// A stream with valid checksums and inconsistent records is refused.
 #[test]
-fn contradictions_are_found() {
+fn inconsistent_records_are_refused() {
     let change = |key: &str, revision, sub, value: Option<&str>| Change {
         key: Bytes::copy_from_slice(key.as_bytes()),
         version: Version {
@@ -175,7 +175,7 @@ fn contradictions_are_found() {
     }
 }
 
-/// The bytes of format 1: what old nodes have on disk.
+/// The bytes of format 1, as written by old nodes.
 #[test]
 fn format_one_stays_readable() {
     let mut state = State::new();

@@ -1,11 +1,11 @@
-//! The keys of a space: in order for ranges, by hash for one.
+//! The keys of a space: ordered for ranges, hashed for single keys.
 //!
-//! A look-up in an ordered map of a million keys reads some twenty scattered places, by hash it reads three.
-//! Entries are in slots of their own, and a change knows its slot, so that compaction looks nothing up. Slots
-//! are in chunks: growth must not copy them all at once.
+//! A lookup in an ordered map of a million keys touches some twenty scattered cache lines; by hash it touches three.
+//! Entries have slots of their own, and a change stores its slot, so compaction needs no lookup. Slots are allocated in
+//! chunks, so that growth never copies them all at once.
 //!
-//! Invariant: `ordered`, `hashed` and the used slots hold the same keys. The key itself is with the entry's
-//! newest change. No order of hashes ever shows outside.
+//! Invariant: `ordered`, `hashed` and the used slots hold the same keys. The key bytes are in the entry's newest
+//! change. Hash order is never visible outside.
 
 use std::collections::BTreeMap;
 use std::hash::BuildHasher;
@@ -20,11 +20,11 @@ use super::log::Log;
 
 const CHUNK: usize = 4096;
 
-/// See the top of the file.
+/// See the module comment.
 #[derive(Debug, Default)]
 pub(super) struct Keys {
     ordered: BTreeMap<Bytes, u32>,
-    /// Half of the hash, and the slot: growing needs no look at the keys.
+    /// The upper half of the hash, and the slot: growing rehashes without reading keys.
     hashed: HashTable<(u32, u32)>,
     slots: Vec<Vec<Entry>>,
     free: Vec<u32>,
@@ -55,11 +55,11 @@ impl Keys {
 
     /// The slot that [`Keys::insert`] will use next.
     pub(super) fn next_slot(&self) -> u32 {
-        let next = || u32::try_from(self.ordered.len()).expect("fewer than four thousand million keys");
+        let next = || u32::try_from(self.ordered.len()).expect("fewer than 2^32 keys");
         self.free.last().copied().unwrap_or_else(next)
     }
 
-    /// Adds a key that is not there, in the slot that was announced.
+    /// Inserts an absent key, in the slot of [`Keys::next_slot`].
     pub(super) fn insert(&mut self, key: Bytes, entry: Entry) {
         let slot = self.next_slot();
         match self.free.pop() {
@@ -101,7 +101,7 @@ impl Keys {
     }
 }
 
-/// Half a hash over all 64 bits: the table looks at both ends.
+/// Spreads half a hash over all 64 bits: the table uses both ends.
 fn spread(half: u32) -> u64 {
     u64::from(half).wrapping_mul(0x9e37_79b9_7f4a_7c15)
 }

@@ -1,28 +1,28 @@
-//! Changes in the order in which they happened, each at a position that never moves.
+//! The changes of a key space in revision order, each at a position that never moves.
 //!
-//! Kept in chunks: a single growing buffer would be copied whole each time it is full, which on millions of
-//! changes is a pause long enough to lose a leadership.
+//! Stored in chunks: a single growing buffer would be copied whole each time it is full, which with millions of changes
+//! is a pause long enough to lose leadership.
 //!
-//! Invariants: positions `first..next` are held; revisions (and the numbers within one) only grow.
+//! Invariants: positions `first..next` are held; revisions (and the sub-numbers within one) only grow.
 
 use std::collections::VecDeque;
 
 use bytes::Bytes;
 
 use crate::lease::LeaseId;
-use crate::shelf::Value;
+use crate::spill::Value;
 
 const CHUNK: u64 = 1024;
 
-/// What a key became.
+/// One version of a key.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Version {
-    /// `None` is a deletion.
+    /// `None` is a tombstone.
     pub(crate) value: Option<Value>,
     pub(crate) revision: i64,
     /// The number of the change within its revision.
     pub(crate) sub: u32,
-    /// Where the key's entry is. Of this process alone.
+    /// The slot of the key's entry. Valid in this process only.
     pub(crate) slot: u32,
     pub(crate) create_revision: i64,
     pub(crate) version: i64,
@@ -35,14 +35,14 @@ impl Version {
     }
 }
 
-/// A key and what it became.
+/// A key and its new version.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Change {
     pub(crate) key: Bytes,
     pub(crate) version: Version,
 }
 
-/// See the top of the file.
+/// See the module comment.
 #[derive(Debug)]
 pub(crate) struct Log {
     chunks: VecDeque<Vec<Change>>,
@@ -59,7 +59,7 @@ impl Log {
         self.first
     }
 
-    /// The position that the next change will have.
+    /// The position of the next change.
     pub(crate) fn next(&self) -> u64 {
         self.next
     }
@@ -77,18 +77,18 @@ impl Log {
         if at.is_multiple_of(CHUNK) {
             self.chunks.push_back(Vec::new());
         }
-        self.chunks.back_mut().expect("a chunk was made for this position").push(change);
+        self.chunks.back_mut().expect("push adds a chunk for this position").push(change);
         self.next += 1;
         at
     }
 
-    /// The change at a position that is held.
+    /// The change at a held position.
     pub(crate) fn get(&self, at: u64) -> &Change {
         assert!((self.first..self.next).contains(&at), "position {at} is not in the log");
         &self.chunks[self.chunk_of(at)][(at % CHUNK) as usize]
     }
 
-    /// The value at a position that is held, to be laid down.
+    /// The value at a held position, to be spilled.
     pub(crate) fn value_mut(&mut self, at: u64) -> Option<&mut Value> {
         assert!((self.first..self.next).contains(&at), "position {at} is not in the log");
         let chunk = self.chunk_of(at);
@@ -99,9 +99,9 @@ impl Log {
         (at / CHUNK - self.first / CHUNK) as usize
     }
 
-    /// Takes the oldest change. The log is not empty.
+    /// Removes the oldest change. The log must not be empty.
     pub(crate) fn pop_front(&mut self) -> Change {
-        assert!(!self.is_empty(), "the log has a change");
+        assert!(!self.is_empty(), "pop_front on an empty log");
         let at = (self.first % CHUNK) as usize;
         let empty = Change { key: Bytes::new(), version: Version::tombstone(0, 0) };
         let change = std::mem::replace(&mut self.chunks[0][at], empty);
@@ -112,7 +112,7 @@ impl Log {
         change
     }
 
-    /// The position of the first change at `revision` or later; `next` if there is none.
+    /// The position of the first change at `revision` or later; `next` without one.
     pub(crate) fn position_of(&self, revision: i64) -> u64 {
         let (mut low, mut high) = (self.first, self.next);
         while low < high {
@@ -137,7 +137,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn positions_hold_over_chunk_ends() {
+    fn positions_are_stable_across_chunks() {
         let mut log = Log::new();
         for n in 0..3 * CHUNK {
             let at = log.push(Change {

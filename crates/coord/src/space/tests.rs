@@ -1,4 +1,4 @@
-//! History, its end, and the memory it gives back.
+//! History, compaction and reclamation of a key space.
 
 use super::*;
 
@@ -18,7 +18,7 @@ fn value_at(space: &Space, key: &str, revision: i64) -> Option<String> {
 }
 
 #[test]
-fn reads_after_compaction_are_the_same_at_every_step_of_reclaiming() {
+fn reads_after_compaction_do_not_depend_on_reclamation() {
     let mut space = Space::new();
     for round in 0..40 {
         put(&mut space, "hot", ["a", "b", "c"][round % 3]);
@@ -50,7 +50,7 @@ fn reads_after_compaction_are_the_same_at_every_step_of_reclaiming() {
 }
 
 #[test]
-fn a_deleted_key_leaves_nothing_once_compaction_has_passed_it() {
+fn deleted_key_is_removed_once_compacted() {
     let mut space = Space::new();
     put(&mut space, "a", "value"); // 2
     delete(&mut space, "a"); // 3
@@ -66,7 +66,7 @@ fn a_deleted_key_leaves_nothing_once_compaction_has_passed_it() {
 }
 
 #[test]
-fn the_size_follows_what_is_kept() {
+fn size_counts_retained_versions() {
     let mut space = Space::new();
     for _ in 0..100 {
         put(&mut space, "k", "0123456789");
@@ -79,7 +79,7 @@ fn the_size_follows_what_is_kept() {
 }
 
 #[test]
-fn changes_of_one_revision_keep_their_order() {
+fn changes_within_a_revision_keep_their_order() {
     let mut space = Space::new();
     space.put(b"a", Bytes::from_static(b"1"), LeaseId::NONE);
     space.delete(b"a");

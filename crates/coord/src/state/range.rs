@@ -1,10 +1,10 @@
-//! Reading a range: limits, filters and sorting, in the order in which etcd does them.
+//! Range reads: limit, filters and sort, in etcd's order.
 //!
-//! The order shows. `count` is of the keys, before filters and limit. A limit is applied while reading when
-//! nothing says that the order will change, so with a sort target but no sort order it is the first keys that
-//! are taken and then sorted. With an explicit order, or with filters, everything is read first.
+//! The order is visible to clients. `count` is the number of keys before filters and limit. The limit is applied while
+//! reading when the order cannot change, so a sort target without a sort order sorts the first `limit` keys. With an
+//! explicit order, or with filters, everything is read first.
 //!
-//! A range may be read in pieces while commands go on ([`RangeReading`]): every piece is of the same revision.
+//! A range may be read in steps while commands are applied ([`RangeReading`]): every step reads the same revision.
 
 use crate::error::Error;
 use crate::range::{KeyRange, RangeEnd, SpaceId};
@@ -13,21 +13,21 @@ use crate::request::{RangeRequest, SortOrder, SortTarget};
 use crate::space::Space;
 use crate::space::log::Change;
 
-/// Reads what the request asks for, the open group of changes included.
+/// Reads the requested range, including the open group of changes.
 pub(crate) fn range(space: &Space, request: &RangeRequest) -> Result<RangeReply, Error> {
     let mut reading = RangeReading::begin(space, request)?;
     reading.step(space, usize::MAX)?;
     Ok(reading.finish())
 }
 
-/// A range that is being read.
+/// A range read in progress.
 pub(crate) struct RangeReading<'a> {
     request: &'a RangeRequest,
     keys: KeyRange,
-    /// The revision of the space when the reading began, and the one that is read.
+    /// The revision of the key space when the read began (`now`), and the revision that is read (`at`).
     now: i64,
     at: i64,
-    /// Entries that are kept while reading.
+    /// Maximum number of entries kept while reading.
     take: usize,
     count: usize,
     found: Vec<KeyValue>,
@@ -44,8 +44,7 @@ impl<'a> RangeReading<'a> {
         Ok(Self { request, keys: request.range(), now, at, take, count: 0, found: Vec::new() })
     }
 
-    /// Reads up to `max` keys more; true when there may be others. Refused when the revision has been forgotten
-    /// meanwhile.
+    /// Reads up to `max` more keys; true if there may be others. Fails if the revision was compacted meanwhile.
     pub(crate) fn step(&mut self, space: &Space, max: usize) -> Result<bool, Error> {
         if self.at < space.compact_revision() {
             return Err(Error::Compacted);
@@ -64,7 +63,7 @@ impl<'a> RangeReading<'a> {
             }
         }
         let Some(last) = last.filter(|_| self.keys.end != RangeEnd::Single) else { return Ok(false) };
-        // The first key there can be after that one.
+        // The smallest key after the last one read.
         let mut next = Vec::with_capacity(last.len() + 1);
         next.extend_from_slice(&last);
         next.push(0);
@@ -90,7 +89,7 @@ impl<'a> RangeReading<'a> {
     }
 }
 
-/// Checks what reading would refuse.
+/// Checks the revision of a range request.
 pub(crate) fn check(space: &Space, request: &RangeRequest) -> Result<(), Error> {
     match request.revision {
         0 => Ok(()),
@@ -114,7 +113,7 @@ fn limit_while_reading(request: &RangeRequest) -> usize {
     if request.limit <= 0 || reorders || filters.iter().any(|bound| *bound != 0) {
         return usize::MAX;
     }
-    // One more than asked for tells whether there is more.
+    // One more than the limit tells whether there are more.
     usize::try_from(request.limit).unwrap_or(usize::MAX).saturating_add(1)
 }
 
@@ -130,7 +129,7 @@ fn passes(request: &RangeRequest, change: &Change) -> bool {
 
 fn sort(request: &RangeRequest, found: &mut [KeyValue]) {
     match request.sort_target {
-        SortTarget::Key => {} // as read
+        SortTarget::Key => {} // already in key order
         SortTarget::Version => found.sort_by_key(|kv| kv.version),
         SortTarget::Create => found.sort_by_key(|kv| kv.create_revision),
         SortTarget::Mod => found.sort_by_key(|kv| kv.mod_revision),
@@ -152,8 +151,8 @@ mod tests {
         state.apply(index, Command::client(Op::Put(PutRequest::new(key, index.to_string()))));
     }
 
-    /// Reads in pieces of `max` keys, with a change of everything between any two.
-    fn in_pieces(state: &mut State, request: &RangeRequest, max: usize) -> RangeReply {
+    /// Reads in steps of `max` keys, with a change of every key between two steps.
+    fn read_in_steps(state: &mut State, request: &RangeRequest, max: usize) -> RangeReply {
         let mut reading = state.begin_range(request).unwrap();
         while state.step_range(&mut reading, max).unwrap() {
             let index = state.applied_index() + 1;
@@ -164,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn a_range_read_in_pieces_is_the_range_as_it_was_when_the_reading_began() {
+    fn range_read_in_steps_is_at_the_revision_of_the_first_step() {
         let mut state = State::new();
         for index in 1..=60 {
             put(&mut state, index, format!("k{:02}", index % 30));
@@ -186,13 +185,13 @@ mod tests {
         for request in requests {
             for max in [1, 2, 7, 29, 30, 31, 1_000] {
                 let whole = state.range(&request).unwrap();
-                assert_eq!(in_pieces(&mut state, &request, max), whole, "{request:?} in pieces of {max}");
+                assert_eq!(read_in_steps(&mut state, &request, max), whole, "{request:?} in steps of {max}");
             }
         }
     }
 
     #[test]
-    fn a_revision_that_is_forgotten_while_it_is_read_is_an_error() {
+    fn range_read_fails_when_its_revision_is_compacted_meanwhile() {
         let mut state = State::new();
         for index in 1..=10 {
             put(&mut state, index, format!("k{index}"));

@@ -4,7 +4,7 @@ use super::*;
 use crate::reply::TxnOpReply;
 use crate::request::{Compare, CompareResult, CompareTarget, SortOrder, SortTarget, TxnOp};
 
-/// A state and the index of its log.
+/// A state and its last log index.
 struct Log {
     state: State,
     index: u64,
@@ -90,12 +90,12 @@ fn compare(key: &'static str, target: CompareTarget, result: CompareResult) -> C
     Compare { key: key.into(), range_end: Bytes::new(), target, result }
 }
 
-fn do_all(success: Vec<TxnOp>) -> TxnRequest {
+fn success_only(success: Vec<TxnOp>) -> TxnRequest {
     TxnRequest { compares: vec![], success, failure: vec![] }
 }
 
 #[test]
-fn a_key_counts_its_puts_and_starts_over_after_a_deletion() {
+fn key_version_counts_puts_and_restarts_after_delete() {
     let mut log = Log::new();
     assert_eq!(log.revision(), 1);
     let facts = |log: &Log| log.get("a").map(|kv| (kv.create_revision, kv.mod_revision, kv.version));
@@ -114,7 +114,7 @@ fn a_key_counts_its_puts_and_starts_over_after_a_deletion() {
 }
 
 #[test]
-fn a_put_answers_with_what_was_and_keeps_what_it_is_told_to() {
+fn put_returns_prev_kv_and_honours_ignore_value_and_ignore_lease() {
     let mut log = Log::new();
     log.grant(7, 10_000);
     let missing = [
@@ -150,7 +150,7 @@ fn five_keys() -> Log {
 }
 
 #[test]
-fn a_range_is_limited_filtered_and_sorted() {
+fn range_applies_limit_filters_and_sort() {
     let log = five_keys();
     let all = || RangeRequest::between("a", "z");
     let by = |sort_target, sort_order| RangeRequest { sort_target, sort_order, ..all() };
@@ -172,7 +172,7 @@ fn a_range_is_limited_filtered_and_sorted() {
         ("mod down, limit", RangeRequest { limit: 2, ..by(Mod, Descend) }, "ab", true),
         ("create", by(Create, Ascend), "abcde", false),
         ("version", RangeRequest { limit: 3, ..by(Version, Descend) }, "abe", true),
-        // Three keys and one to see whether there is more are read, then sorted: etcd's way.
+        // Three keys and one more, to tell whether there are more, are read, then sorted: as etcd does.
         ("no order sorts after the limit", RangeRequest { limit: 3, ..by(Value, None) }, "dbc", true),
         ("explicit order sorts before", RangeRequest { limit: 3, ..by(Value, Ascend) }, "deb", true),
         ("min mod", RangeRequest { min_mod_revision: 6, ..all() }, "abe", false),
@@ -200,7 +200,7 @@ fn a_range_is_limited_filtered_and_sorted() {
 }
 
 #[test]
-fn the_past_is_read_until_it_is_compacted() {
+fn past_revisions_are_readable_until_compacted() {
     let mut log = five_keys();
     log.delete("c", ""); // 10
     let at =
@@ -224,7 +224,7 @@ fn the_past_is_read_until_it_is_compacted() {
 }
 
 #[test]
-fn an_automatic_compaction_is_never_an_error() {
+fn auto_compaction_never_fails() {
     let mut log = five_keys();
     for (user, expected) in [(5, 5), (5, 5), (3, 5), (1_000, 9)] {
         assert_eq!(
@@ -236,7 +236,7 @@ fn an_automatic_compaction_is_never_an_error() {
 }
 
 #[test]
-fn a_comparison_holds_or_not() {
+fn txn_compare_targets_and_results() {
     use CompareResult::{Equal, Greater, Less, NotEqual};
     use CompareTarget::{Create, Lease, Mod, Value, Version};
     let mut log = five_keys();
@@ -277,10 +277,10 @@ fn a_comparison_holds_or_not() {
 }
 
 #[test]
-fn a_txn_is_one_revision_and_reads_its_own_writes() {
+fn txn_has_one_revision_and_reads_its_own_writes() {
     let mut log = Log::new();
     log.put("a", "old");
-    let reply = log.txn(do_all(vec![
+    let reply = log.txn(success_only(vec![
         get_op("a"),
         put_op("a", "new"),
         get_op("a"),
@@ -298,12 +298,12 @@ fn a_txn_is_one_revision_and_reads_its_own_writes() {
     assert_eq!(read(5), (3, "old".into()));
     assert!(matches!(&reply.responses[4], TxnOpReply::Delete(d) if d.deleted == 0 && d.revision == 3));
     assert_eq!((log.get("a").unwrap().mod_revision, log.get("b").unwrap().mod_revision), (3, 3));
-    let idle = log.txn(do_all(vec![get_op("a"), TxnOp::Delete(delete("zz", ""))]));
+    let idle = log.txn(success_only(vec![get_op("a"), TxnOp::Delete(delete("zz", ""))]));
     assert_eq!((idle.revision, log.revision()), (3, 3), "a txn that changes nothing has no revision");
 }
 
 #[test]
-fn a_txn_is_checked_whole_before_it_writes() {
+fn txn_is_checked_completely_before_it_writes() {
     let mut log = Log::new();
     log.put("a", "old");
     let bad = [
@@ -314,23 +314,23 @@ fn a_txn_is_checked_whole_before_it_writes() {
         (put_op("/moim/a", "v"), Error::TxnAcrossSpaces),
     ];
     for (op, error) in bad {
-        let nested = TxnOp::Txn(do_all(vec![op.clone()]));
+        let nested = TxnOp::Txn(success_only(vec![op.clone()]));
         for last in [op, nested] {
-            let txn = do_all(vec![put_op("a", "new"), last]);
+            let txn = success_only(vec![put_op("a", "new"), last]);
             assert_eq!(log.client(Op::Txn(txn)), Reply::Error(error));
             assert_eq!((log.revision(), log.get("a").unwrap().value), (2, "old".into()), "{error:?}");
         }
     }
-    // The branch that is not taken is not held against the state.
+    // Only the chosen branch is checked against the state.
     let other = TxnRequest {
         failure: vec![TxnOp::Put(PutRequest { lease: LeaseId(5), ..PutRequest::new("b", "v") })],
-        ..do_all(vec![put_op("a", "new")])
+        ..success_only(vec![put_op("a", "new")])
     };
     assert_eq!(log.txn(other).revision, 3);
 }
 
 #[test]
-fn nested_txns_are_decided_before_anything_is_written() {
+fn nested_txn_compares_are_evaluated_before_any_write() {
     let mut log = Log::new();
     let is_new = |key| vec![compare(key, CompareTarget::Version(0), CompareResult::Equal)];
     let inner = TxnRequest {
@@ -338,21 +338,21 @@ fn nested_txns_are_decided_before_anything_is_written() {
         success: vec![put_op("won", "1")],
         failure: vec![put_op("lost", "1")],
     };
-    let reply = log.txn(do_all(vec![put_op("a", "1"), TxnOp::Txn(inner), get_op("won")]));
+    let reply = log.txn(success_only(vec![put_op("a", "1"), TxnOp::Txn(inner), get_op("won")]));
     let TxnOpReply::Txn(nested) = &reply.responses[1] else { panic!() };
     assert!(nested.succeeded, "the condition looks at the state before the outer put");
     assert_eq!((nested.revision, reply.revision), (0, 2));
     assert_eq!(log.all(), ["a", "won"]);
-    // A nested put and a later nested deletion of one key both happen, in order, at one revision.
-    let put = TxnOp::Txn(do_all(vec![put_op("x", "1")]));
-    let gone = TxnOp::Txn(do_all(vec![TxnOp::Delete(delete("x", ""))]));
-    let reply = log.txn(do_all(vec![put, gone]));
+    // A nested put and a later nested deletion of one key are both applied, in order, at one revision.
+    let put = TxnOp::Txn(success_only(vec![put_op("x", "1")]));
+    let gone = TxnOp::Txn(success_only(vec![TxnOp::Delete(delete("x", ""))]));
+    let reply = log.txn(success_only(vec![put, gone]));
     assert_eq!((reply.revision, log.get("x")), (3, None));
     assert_eq!(log.all(), ["a", "won"]);
 }
 
 #[test]
-fn system_keys_are_a_space_of_their_own() {
+fn system_keys_have_their_own_key_space() {
     let mut log = Log::new();
     log.put("/", "user");
     log.put("/z", "user");
@@ -365,7 +365,7 @@ fn system_keys_are_a_space_of_their_own() {
     assert_eq!(log.keys(RangeRequest::between("/moim/", "\0")), ["/moim/members/1"]);
     assert_eq!(log.delete("\0", "\0").deleted, 2);
     assert_eq!(log.state.live_keys(SpaceId::System), 1);
-    let read = log.state.read_txn(&do_all(vec![get_op("/moim/members/1")])).unwrap();
+    let read = log.state.read_txn(&success_only(vec![get_op("/moim/members/1")])).unwrap();
     assert_eq!(read.revision, 2);
     let compact = Op::Compact { space: SpaceId::System, revision: 2 };
     assert_eq!(log.client(compact.clone()), Reply::Error(Error::PermissionDenied));
@@ -374,7 +374,7 @@ fn system_keys_are_a_space_of_their_own() {
 }
 
 #[test]
-fn a_lease_takes_its_keys_at_one_revision() {
+fn lease_revoke_deletes_its_keys_at_one_revision() {
     let mut log = Log::new();
     let granted = |ttl_ms, revision| Reply::LeaseGranted { revision, id: LeaseId(7), ttl_ms };
     assert_eq!(log.grant(7, 10_000), granted(10_000, 1));
@@ -397,7 +397,7 @@ fn a_lease_takes_its_keys_at_one_revision() {
 }
 
 #[test]
-fn a_lease_of_a_node_is_not_a_clients_to_end() {
+fn client_cannot_revoke_a_node_lease() {
     let mut log = Log::new();
     let id = LeaseId(7);
     log.run(Command::node(Op::LeaseGrant { id, ttl_ms: 300 }));
@@ -411,7 +411,7 @@ fn a_lease_of_a_node_is_not_a_clients_to_end() {
 }
 
 #[test]
-fn checkpoints_are_kept_and_bounded() {
+fn lease_checkpoints_are_stored_and_bounded_by_ttl() {
     let mut log = Log::new();
     log.grant(7, 10_000);
     let checkpoint = |remaining: Vec<(i64, i64)>| Op::LeaseCheckpoint {
@@ -421,12 +421,12 @@ fn checkpoints_are_kept_and_bounded() {
     for (remaining, rest) in [(4_000, 4_000), (99_000, 10_000), (0, 10_000), (-5, 10_000)] {
         let reply = log.run(Command::node(checkpoint(vec![(9, 1), (7, remaining)])));
         assert_eq!(reply, Reply::Done { revision: 1 });
-        assert_eq!(log.state.lease(LeaseId(7)).unwrap().rest_ms(), rest, "{remaining}");
+        assert_eq!(log.state.lease(LeaseId(7)).unwrap().remaining_ttl_ms(), rest, "{remaining}");
     }
 }
 
 #[test]
-fn a_full_store_takes_nothing_that_grows() {
+fn nospace_alarm_refuses_commands_that_grow_the_state() {
     let mut log = Log::new();
     log.put("a", "v");
     log.grant(7, 10_000);
@@ -436,17 +436,20 @@ fn a_full_store_takes_nothing_that_grows() {
     assert_eq!(log.client(Op::AlarmOn(alarm)), changed(vec![]));
     let refused = [
         Op::Put(PutRequest::new("a", "v")),
-        Op::Txn(do_all(vec![put_op("a", "v")])),
-        Op::Txn(TxnRequest { failure: vec![TxnOp::Txn(do_all(vec![put_op("a", "v")]))], ..do_all(vec![]) }),
+        Op::Txn(success_only(vec![put_op("a", "v")])),
+        Op::Txn(TxnRequest {
+            failure: vec![TxnOp::Txn(success_only(vec![put_op("a", "v")]))],
+            ..success_only(vec![])
+        }),
         Op::LeaseGrant { id: LeaseId(8), ttl_ms: 1_000 },
     ];
     for op in refused {
         assert_eq!(log.client(op), Reply::Error(Error::NoSpace));
     }
     assert!(log.get("a").is_some(), "reads go on");
-    assert!(log.txn(do_all(vec![get_op("a")])).succeeded);
+    assert!(log.txn(success_only(vec![get_op("a")])).succeeded);
     let node = Command::node(Op::Put(PutRequest::new("/moim/a", "v")));
-    assert!(matches!(log.run(node), Reply::Put(_)), "the cluster itself goes on");
+    assert!(matches!(log.run(node), Reply::Put(_)), "nodes may still write");
     assert!(matches!(log.client(Op::LeaseRevoke { id: LeaseId(7) }), Reply::LeaseRevoked { .. }));
     assert_eq!(log.delete("a", "").deleted, 1);
     assert!(matches!(log.client(Op::Compact { space: SpaceId::User, revision: 2 }), Reply::Compacted { .. }));
@@ -456,7 +459,7 @@ fn a_full_store_takes_nothing_that_grows() {
 }
 
 #[test]
-fn a_corrupt_store_answers_nothing_and_the_cluster_itself_goes_on() {
+fn corrupt_alarm_refuses_clients_and_not_nodes() {
     let mut log = Log::new();
     log.run(Command::node(Op::LeaseGrant { id: LeaseId(9), ttl_ms: 3_000 }));
     log.client(Op::LeaseGrant { id: LeaseId(8), ttl_ms: 3_000 });
@@ -474,7 +477,7 @@ fn a_corrupt_store_answers_nothing_and_the_cluster_itself_goes_on() {
 }
 
 #[test]
-fn the_hash_is_of_what_counts_and_not_of_what_was_reclaimed() {
+fn hash_kv_does_not_depend_on_reclamation() {
     let mut log = five_keys();
     let before = log.state.hash_kv(SpaceId::User, 0).unwrap();
     assert_eq!((before.hash_revision, before.compact_revision, before.revision), (9, -1, 9));
@@ -483,7 +486,7 @@ fn the_hash_is_of_what_counts_and_not_of_what_was_reclaimed() {
     assert_eq!((again.hash, again.revision), (before.hash, 10), "later changes do not show");
     assert_ne!(log.state.hash_kv(SpaceId::User, 10).unwrap().hash, before.hash);
     assert_eq!(log.state.hash_kv(SpaceId::User, 11), Err(Error::FutureRevision));
-    // Compacted by hand, so that nothing is reclaimed yet.
+    // Compacted directly, so that nothing is reclaimed yet.
     log.state.user.compact(8);
     let closed = log.state.hash_kv(SpaceId::User, 0).unwrap();
     assert_eq!(log.state.hash_kv(SpaceId::User, 7), Err(Error::Compacted));
@@ -496,8 +499,8 @@ fn the_hash_is_of_what_counts_and_not_of_what_was_reclaimed() {
 }
 
 #[test]
-#[should_panic(expected = "was applied")]
-fn an_earlier_entry_is_never_applied_after_a_later_one() {
+#[should_panic(expected = "apply out of order")]
+fn apply_panics_on_an_earlier_index() {
     let mut state = State::new();
     state.apply(5, Command::node(Op::Nothing));
     state.apply(5, Command::node(Op::Nothing));

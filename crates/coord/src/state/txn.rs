@@ -1,9 +1,9 @@
-//! Transactions: decide, check, do.
+//! Transactions: evaluate compares, check, apply.
 //!
-//! All conditions, nested ones too, look at the state before the transaction and are decided first. Then
-//! every step of the chosen branches is checked against that same state, as in etcd first every put and then every
-//! read: a transaction with several errors is answered with the same one. Only then is anything written, and
-//! from there on nothing can fail. Steps read what steps before them wrote.
+//! All compares, including nested ones, are evaluated first, against the state before the transaction. Then every
+//! operation of the chosen branches is checked against that same state, as in etcd first every put and then every
+//! range: a transaction with several errors fails with the same one. Only then is anything written, and from there on
+//! nothing can fail. Operations see the writes of earlier operations.
 
 use std::cmp::Ordering;
 
@@ -16,7 +16,7 @@ use crate::space::log::Change;
 
 use super::{State, range};
 
-/// Which branch is taken: of the transaction, and of each nested one in it, in order.
+/// The chosen branch of the transaction, and of each nested transaction in it, in order.
 struct Decision {
     succeeded: bool,
     nested: Vec<Decision>,
@@ -115,7 +115,7 @@ fn decide(space: &Space, txn: &TxnRequest) -> Decision {
     Decision { succeeded, nested: nested.collect() }
 }
 
-/// Whether every key of the range is as given; a range without keys is compared as one key that is not there.
+/// True if the compare holds for every key of the range; an empty range is compared as one missing key.
 fn holds(space: &Space, compare: &Compare) -> bool {
     let range = KeyRange::new(compare.key.clone(), compare.range_end.clone());
     let mut found = space.scan(&range, space.revision()).peekable();
@@ -134,7 +134,7 @@ fn key_holds(compare: &Compare, found: Option<&Change>) -> bool {
         CompareTarget::Lease(given) => number(|found| found.version.lease.0, given.0),
         CompareTarget::Value(given) => match found.and_then(|found| found.version.value.as_ref()) {
             Some(value) => value.bytes().cmp(given),
-            None => return false, // no value equals, or differs from, what is not there
+            None => return false, // a missing key has no value: neither equal nor unequal
         },
     };
     match compare.result {

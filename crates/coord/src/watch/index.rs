@@ -1,11 +1,11 @@
-//! Finds the watchers of a key: by a look-up for those of that key alone, by a tree of intervals for the rest.
+//! Index from a key to its watchers: a hash lookup for single-key watchers, an interval tree for ranges.
 //!
-//! The tree is a treap ordered by where ranges start (and end), with the farthest end below each node. A
-//! search leaves out every subtree whose farthest end is at or before the key, so it costs the depth for each
-//! range found, however many there are. Watchers of the same range share a node.
+//! The tree is a treap ordered by range start (and end), with the farthest end of each subtree in its root. A search
+//! skips every subtree whose farthest end is at or before the key, so it costs the depth for each range found, however
+//! many there are. Watchers of the same range share a node.
 //!
-//! Priorities come from a counter through a mixing function, not from chance: the shape has no meaning, but a
-//! simulation must be the same each time. Somebody who chooses ranges cannot choose priorities.
+//! Priorities come from a counter through a mixing function, not from a random generator: the shape has no meaning, but
+//! a simulation must be reproducible. A client that chooses ranges cannot choose priorities.
 
 use std::cmp::Ordering;
 
@@ -16,10 +16,10 @@ use crate::range::{KeyRange, RangeEnd};
 
 use super::WatcherId;
 
-/// The watchers of one space by what they watch.
+/// The watchers of one key space by range.
 #[derive(Debug, Default)]
 pub(super) struct WatchIndex {
-    /// Invariant: no list is empty; lists are in order.
+    /// Invariant: no list is empty; lists are sorted.
     exact: HashMap<Bytes, Vec<WatcherId>>,
     ranges: Intervals,
 }
@@ -51,7 +51,7 @@ impl WatchIndex {
         }
     }
 
-    /// Appends everybody who watches this key.
+    /// Appends every watcher of this key.
     pub(super) fn find(&self, key: &[u8], found: &mut Vec<WatcherId>) {
         if let Some(list) = self.exact.get(key) {
             found.extend_from_slice(list);
@@ -71,9 +71,9 @@ const NONE: usize = usize::MAX;
 #[derive(Debug)]
 struct Node {
     start: Bytes,
-    /// `None` is open.
+    /// `None` is unbounded.
     end: Option<Bytes>,
-    /// The farthest end of this node and all below it.
+    /// The farthest end in this subtree.
     farthest: Option<Bytes>,
     priority: u64,
     left: usize,
@@ -86,17 +86,17 @@ struct Intervals {
     nodes: Vec<Node>,
     free: Vec<usize>,
     root: usize,
-    made: u64,
+    created_nodes: u64,
 }
 
 impl Default for Intervals {
     fn default() -> Self {
-        Self { nodes: Vec::new(), free: Vec::new(), root: NONE, made: 0 }
+        Self { nodes: Vec::new(), free: Vec::new(), root: NONE, created_nodes: 0 }
     }
 }
 
 impl Intervals {
-    /// The list of a range, made if there is none.
+    /// The watcher list of a range, created if missing.
     fn watchers_of(&mut self, start: &Bytes, end: Option<&Bytes>) -> &mut Vec<WatcherId> {
         let mut at = self.root;
         while at != NONE {
@@ -114,13 +114,13 @@ impl Intervals {
     }
 
     fn make(&mut self, start: &Bytes, end: Option<&Bytes>) -> usize {
-        self.made += 1;
+        self.created_nodes += 1;
         let node = Node {
-            // Copied: the request it came in is not to be kept for the life of a watch.
+            // Copied: a slice would keep the request alive as long as the watcher.
             start: Bytes::copy_from_slice(start),
             end: end.map(|end| Bytes::copy_from_slice(end)),
             farthest: end.cloned(),
-            priority: mix(self.made),
+            priority: mix(self.created_nodes),
             left: NONE,
             right: NONE,
             watchers: Vec::new(),
@@ -160,7 +160,7 @@ impl Intervals {
                 return self.rotate_left(root);
             }
         }
-        self.measure(root);
+        self.update_farthest(root);
         root
     }
 
@@ -168,8 +168,8 @@ impl Intervals {
         let top = self.nodes[root].left;
         self.nodes[root].left = self.nodes[top].right;
         self.nodes[top].right = root;
-        self.measure(root);
-        self.measure(top);
+        self.update_farthest(root);
+        self.update_farthest(top);
         top
     }
 
@@ -177,13 +177,13 @@ impl Intervals {
         let top = self.nodes[root].right;
         self.nodes[root].right = self.nodes[top].left;
         self.nodes[top].left = root;
-        self.measure(root);
-        self.measure(top);
+        self.update_farthest(root);
+        self.update_farthest(top);
         top
     }
 
-    /// Sets the farthest end of a node from its own and its children's.
-    fn measure(&mut self, at: usize) {
+    /// Recomputes the farthest end of a node from its own and its children's.
+    fn update_farthest(&mut self, at: usize) {
         let node = &self.nodes[at];
         let mut farthest = node.end.as_ref();
         for child in [node.left, node.right] {
@@ -223,11 +223,11 @@ impl Intervals {
                 }
             }
         }
-        self.measure(root);
+        self.update_farthest(root);
         root
     }
 
-    /// One tree of two, everything in `left` being before everything in `right`.
+    /// Merges two trees; every range in `left` is before every range in `right`.
     fn merge(&mut self, left: usize, right: usize) -> usize {
         if left == NONE {
             return right;
@@ -238,12 +238,12 @@ impl Intervals {
         if self.nodes[left].priority > self.nodes[right].priority {
             let below = self.merge(self.nodes[left].right, right);
             self.nodes[left].right = below;
-            self.measure(left);
+            self.update_farthest(left);
             left
         } else {
             let below = self.merge(left, self.nodes[right].left);
             self.nodes[right].left = below;
-            self.measure(right);
+            self.update_farthest(right);
             right
         }
     }
@@ -267,7 +267,7 @@ fn is_before(key: &[u8], end: Option<&Bytes>) -> bool {
     end.is_none_or(|end| key < &end[..])
 }
 
-/// Compares ends; an open one is after all others.
+/// Compares ends; an unbounded end is after all others.
 fn compare_ends(a: Option<&Bytes>, b: Option<&Bytes>) -> Ordering {
     match (a, b) {
         (Some(a), Some(b)) => a.cmp(b),
@@ -289,9 +289,9 @@ fn mix(counter: u64) -> u64 {
 mod tests {
     use super::*;
 
-    /// Many ranges in and out, every key asked, against the obvious way.
+    /// Inserts and removes many ranges and compares every lookup with a linear scan.
     #[test]
-    fn finds_what_a_walk_over_all_ranges_finds() {
+    fn interval_lookup_matches_linear_scan() {
         let letter = |n: u64| Bytes::from(vec![b'a' + (n % 12) as u8]);
         let mut index = WatchIndex::default();
         let mut all: Vec<(WatcherId, KeyRange)> = Vec::new();
@@ -332,9 +332,9 @@ mod tests {
         }
     }
 
-    /// A hundred thousand nested and neighbouring ranges do not make one search long.
+    /// A hundred thousand nested and adjacent ranges keep the tree shallow.
     #[test]
-    fn the_tree_stays_flat() {
+    fn interval_tree_stays_balanced() {
         fn depth(tree: &Intervals, at: usize) -> usize {
             if at == NONE {
                 return 0;

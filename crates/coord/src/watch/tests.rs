@@ -1,4 +1,4 @@
-//! What watchers hear: single rules first, then any interleaving against the obvious way.
+//! Events of watchers: single rules first, then any interleaving against a linear model.
 
 use proptest::prelude::*;
 
@@ -51,17 +51,17 @@ impl World {
         self.hub.next_batch(&self.state, id, max_bytes).unwrap()
     }
 
-    /// Everything that is due, as `+key@revision` and `-key@revision`.
-    fn told(&mut self, id: WatcherId) -> String {
-        let mut told = Vec::new();
+    /// All due events, as `+key@revision` and `-key@revision`.
+    fn received(&mut self, id: WatcherId) -> String {
+        let mut received = Vec::new();
         loop {
             match self.batch(id, PLENTY) {
-                Batch::Idle => return told.join(" "),
+                Batch::Idle => return received.join(" "),
                 Batch::Yield => {}
-                Batch::Events(batch) => told.extend(batch.events.iter().map(show)),
+                Batch::Events(batch) => received.extend(batch.events.iter().map(show)),
                 Batch::Compacted { compact_revision } => {
-                    told.push(format!("compacted@{compact_revision}"));
-                    return told.join(" ");
+                    received.push(format!("compacted@{compact_revision}"));
+                    return received.join(" ");
                 }
             }
         }
@@ -82,7 +82,7 @@ fn from(start_revision: i64, request: WatchRequest) -> WatchRequest {
 }
 
 #[test]
-fn a_watch_hears_of_its_keys_from_its_start_on() {
+fn watcher_receives_events_from_its_start_revision() {
     let mut world = World::new();
     world.put("a"); // 2
     world.put("b"); // 3
@@ -105,13 +105,13 @@ fn a_watch_hears_of_its_keys_from_its_start_on() {
     world.put("b"); // 7
     world.put("c"); // 8
     for ((name, _, expected), id) in cases.iter().zip(ids) {
-        assert_eq!(world.told(id), *expected, "{name}");
+        assert_eq!(world.received(id), *expected, "{name}");
         assert_eq!(world.batch(id, PLENTY), Batch::Idle, "{name}: each event once");
     }
 }
 
 #[test]
-fn only_those_concerned_are_woken_and_once() {
+fn only_matching_watchers_become_ready_and_once() {
     let mut world = World::new();
     let one = world.watch(on("a", ""));
     let range = world.watch(on("a", "c"));
@@ -121,20 +121,20 @@ fn only_those_concerned_are_woken_and_once() {
     world.put("a");
     assert_eq!(world.hub.take_ready(), [one, range]);
     assert_eq!(world.hub.take_ready(), []);
-    assert_eq!(world.told(range), "+a@2 +a@3");
+    assert_eq!(world.received(range), "+a@2 +a@3");
     world.put("b");
     assert_eq!(world.hub.take_ready(), [range]);
     world.put("x");
     world.hub.cancel(other);
     assert_eq!(world.hub.take_ready(), [], "a watch that was cancelled");
-    assert_eq!(world.told(future), "");
+    assert_eq!(world.received(future), "");
     assert!(!world.hub.cancel(other));
     assert_eq!(world.hub.next_batch(&world.state, other, PLENTY), None);
     assert_eq!(world.hub.len(), 3);
 }
 
 #[test]
-fn a_bad_watch_is_refused() {
+fn invalid_watch_request_is_refused() {
     let mut world = World::new();
     world.put("a");
     let refused = |world: &mut World, request| world.hub.create(&world.state, request).unwrap_err();
@@ -145,7 +145,7 @@ fn a_bad_watch_is_refused() {
 }
 
 #[test]
-fn what_was_compacted_ends_a_watch_and_what_is_left_does_not() {
+fn compaction_cancels_watchers_that_are_behind_only() {
     let mut world = World::new();
     world.put("a"); // 2
     world.put("b"); // 3
@@ -156,24 +156,24 @@ fn what_was_compacted_ends_a_watch_and_what_is_left_does_not() {
     world.compact(4);
     let below = world.watch(from(3, on("", "\0")));
     let at = world.watch(WatchRequest { prev_kv: true, ..from(4, on("", "\0")) });
-    assert_eq!(world.told(below), "compacted@4");
-    assert_eq!(world.told(slow), "compacted@4");
-    assert_eq!(world.hub.next_batch(&world.state, slow, PLENTY), None, "it is gone");
+    assert_eq!(world.received(below), "compacted@4");
+    assert_eq!(world.received(slow), "compacted@4");
+    assert_eq!(world.hub.next_batch(&world.state, slow, PLENTY), None, "the watcher was removed");
     let Batch::Events(batch) = world.batch(at, PLENTY) else { panic!() };
     assert_eq!(
         batch.events.iter().map(show).collect::<Vec<_>>(),
         ["-b@4", "+a@5"],
         "the deletion of 4 is kept"
     );
-    assert_eq!(batch.events[0].prev_kv, None, "what was before 4 is forgotten");
+    assert_eq!(batch.events[0].prev_kv, None, "the version before 4 is compacted");
     assert_eq!(batch.events[1].prev_kv.as_ref().unwrap().mod_revision, 2);
     world.put("a"); // 6
     world.compact(6);
-    assert_eq!(world.told(synced), "+a@6", "it had missed nothing when history was closed");
+    assert_eq!(world.received(synced), "+a@6", "it was in sync at the compaction");
 }
 
 #[test]
-fn the_value_before_is_told_when_asked_for() {
+fn prev_kv_is_sent_when_requested() {
     let mut world = World::new();
     let with = world.watch(WatchRequest { prev_kv: true, ..on("", "\0") });
     let without = world.watch(on("", "\0"));
@@ -192,7 +192,7 @@ fn the_value_before_is_told_when_asked_for() {
 }
 
 #[test]
-fn a_revision_comes_whole_unless_fragments_were_asked_for() {
+fn revision_is_sent_whole_unless_fragments_are_requested() {
     let mut world = World::new();
     let whole = world.watch(on("", "\0"));
     let pieces = world.watch(WatchRequest { fragment: true, ..on("", "\0") });
@@ -220,7 +220,7 @@ fn a_revision_comes_whole_unless_fragments_were_asked_for() {
 }
 
 #[test]
-fn a_watcher_far_behind_in_others_history_yields() {
+fn watcher_far_behind_in_other_keys_yields() {
     let mut world = World::new();
     let id = world.watch(from(1, on("a", "b")));
     let key = world.watch(from(1, on("a", "")));
@@ -234,7 +234,7 @@ fn a_watcher_far_behind_in_others_history_yields() {
 }
 
 #[test]
-fn progress_is_told_when_everything_else_was() {
+fn progress_is_sent_when_all_events_are() {
     let mut world = World::new();
     let quiet = world.watch(WatchRequest { progress_notify: true, ..on("q", "") });
     let busy = world.watch(WatchRequest { progress_notify: true, ..on("a", "") });
@@ -243,9 +243,13 @@ fn progress_is_told_when_everything_else_was() {
     assert_eq!(world.hub.progress(&world.state, &[quiet, silent]), Some(2));
     assert_eq!(world.hub.progress(&world.state, &[quiet, busy]), None);
     assert_eq!(world.hub.progress_due(&world.state), [(quiet, 2)]);
-    assert_eq!(world.told(busy), "+a@2");
+    assert_eq!(world.received(busy), "+a@2");
     assert_eq!(world.hub.progress(&world.state, &[quiet, busy]), Some(2));
-    assert_eq!(world.hub.progress_due(&world.state), [(quiet, 2)], "an event is news enough");
+    assert_eq!(
+        world.hub.progress_due(&world.state),
+        [(quiet, 2)],
+        "an event suppresses a progress notification"
+    );
     assert_eq!(world.hub.progress_due(&world.state), [(quiet, 2), (busy, 2)]);
     let system = world.watch(on("/moim/a", ""));
     assert_eq!(world.hub.progress(&world.state, &[quiet, system]), None, "they share no revision");
@@ -253,18 +257,18 @@ fn progress_is_told_when_everything_else_was() {
 }
 
 #[test]
-fn system_keys_are_watched_by_themselves() {
+fn system_keys_are_watched_separately() {
     let mut world = World::new();
     let all = world.watch(from(1, on("", "\0")));
     let system = world.watch(on("/moim/", "/moim0"));
     world.put("/a");
     world.apply(Command::node(Op::Put(PutRequest::new("/moim/m", "v"))));
-    assert_eq!(world.told(all), "+/a@2");
-    assert_eq!(world.told(system), "+/moim/m@2");
+    assert_eq!(world.received(all), "+/a@2");
+    assert_eq!(world.received(system), "+/moim/m@2");
 }
 
 #[test]
-fn a_hub_that_missed_changes_for_ever_says_so() {
+fn hub_that_missed_compacted_changes_cancels_watchers() {
     let mut world = World::new();
     let id = world.watch(on("a", ""));
     for n in 0..40 {
@@ -273,28 +277,28 @@ fn a_hub_that_missed_changes_for_ever_says_so() {
     world.state.apply(50, Command::client(Op::Compact { space: SpaceId::User, revision: 40 }));
     while world.state.reclaim(100) {}
     world.hub.on_applied(&world.state);
-    assert_eq!(world.told(id), "compacted@40");
+    assert_eq!(world.received(id), "compacted@40");
 }
 
 #[test]
-fn what_was_read_before_the_hub_saw_it_is_not_told_again() {
+fn events_read_before_on_applied_are_not_sent_again() {
     let mut world = World::new();
     let id = world.watch(on("a", ""));
     world.put("a"); // 2
     world.state.apply(9, Command::client(Op::Put(PutRequest::new("a", "v")))); // 3, not seen by the hub yet
-    assert_eq!(world.told(id), "+a@2 +a@3");
+    assert_eq!(world.received(id), "+a@2 +a@3");
     world.hub.on_applied(&world.state);
-    assert_eq!(world.told(id), "");
+    assert_eq!(world.received(id), "");
 }
 
 #[test]
-fn a_later_state_in_place_of_this_one_is_read_on_from() {
+fn watchers_continue_after_snapshot_restore() {
     for (compact, expected) in [(None, "+a@3 -a@4"), (Some(3), "+a@3 -a@4"), (Some(4), "compacted@4")] {
         let mut world = World::new();
         let id = world.watch(on("a", ""));
         let other = world.watch(from(9, on("a", "c")));
         world.put("a"); // 2
-        assert_eq!(world.told(id), "+a@2");
+        assert_eq!(world.received(id), "+a@2");
         let mut leader = World::new();
         leader.put("a"); // 2
         leader.put("a"); // 3
@@ -305,10 +309,10 @@ fn a_later_state_in_place_of_this_one_is_read_on_from() {
         world.state = State::restore(leader.state.snapshot()).unwrap();
         world.index = leader.index;
         world.hub.on_restored(&world.state);
-        assert_eq!(world.told(id), expected, "compacted at {compact:?}");
-        assert_eq!(world.told(other), "", "it starts later");
+        assert_eq!(world.received(id), expected, "compacted at {compact:?}");
+        assert_eq!(world.received(other), "", "it starts later");
         (0..5).for_each(|_| world.put("b")); // 5 to 9
-        assert_eq!(world.told(other), "+b@9", "it starts where it said, not where the new state was");
+        assert_eq!(world.received(other), "+b@9", "it starts where it said, not where the new state was");
     }
 }
 
@@ -341,7 +345,7 @@ fn name(n: u8) -> Bytes {
     Bytes::from(vec![b'a' + n])
 }
 
-/// 0 is a single key, 7 is open.
+/// 0 is a single key, 7 is unbounded.
 fn end_name(n: u8) -> Bytes {
     match n {
         0 => Bytes::new(),
@@ -350,14 +354,14 @@ fn end_name(n: u8) -> Bytes {
     }
 }
 
-/// What one watcher should hear: the obvious way, from a list of every change ever.
+/// The events one watcher should receive: a linear model over a list of every change.
 struct Expected {
     id: WatcherId,
     range: KeyRange,
     next: i64,
     prev_kv: bool,
     fragment: bool,
-    /// Events of the revision that came in pieces so far.
+    /// Events so far of a revision that is sent in fragments.
     partial: usize,
 }
 
@@ -378,12 +382,12 @@ fn check_pull(world: &mut World, expected: &mut Expected, history: &History, max
         .collect();
     match world.batch(expected.id, max) {
         Batch::Idle | Batch::Yield => {
-            assert!(due.is_empty(), "something was due");
+            assert!(due.is_empty(), "events were due");
             expected.next = expected.next.max(now + 1);
         }
         Batch::Compacted { compact_revision } => {
             assert_eq!(compact_revision, world.state.compact_revision(SpaceId::User));
-            assert!(expected.next < compact_revision, "nothing it needs was forgotten");
+            assert!(expected.next < compact_revision, "no revision it needs was compacted");
             return false;
         }
         Batch::Events(batch) => {
@@ -393,12 +397,12 @@ fn check_pull(world: &mut World, expected: &mut Expected, history: &History, max
                 let live = RangeAt(&world.state).get(key, revision - 1);
                 assert_eq!(event.prev_kv, live.filter(|_| expected.prev_kv), "{}", show(event));
             }
-            let told = batch.events.len();
-            assert!(told <= due.len(), "more than there is");
-            let last = due[told - 1].0;
-            let of_last = due[..told].iter().filter(|(revision, ..)| *revision == last).count();
+            let received = batch.events.len();
+            assert!(received <= due.len(), "more than there is");
+            let last = due[received - 1].0;
+            let of_last = due[..received].iter().filter(|(revision, ..)| *revision == last).count();
             let carried = if due[0].0 == last { expected.partial } else { 0 };
-            let is_whole = due.get(told).is_none_or(|(revision, ..)| *revision != last);
+            let is_whole = due.get(received).is_none_or(|(revision, ..)| *revision != last);
             assert!(is_whole || expected.fragment, "a revision was split");
             assert_eq!(batch.fragment, !is_whole);
             (expected.next, expected.partial) =
@@ -424,7 +428,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 400, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn any_interleaving_gives_exactly_the_events(steps in proptest::collection::vec(step(), 1..60)) {
+    fn any_interleaving_sends_exactly_the_model_events(steps in proptest::collection::vec(step(), 1..60)) {
         let mut world = World::new();
         let mut history = History::new();
         let mut watchers: Vec<Expected> = Vec::new();

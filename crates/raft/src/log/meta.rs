@@ -49,7 +49,8 @@ fn decode(bytes: Bytes) -> Result<Facts, Malformed> {
     Ok(Facts { voter, vote, purged })
 }
 
-/// The newest record; `None` in a journal that was never written.
+/// The newest record; `None` in a journal that was never written. Every record is verified: damage that is found only later
+/// would stop the core when it writes its next vote.
 pub(super) fn read(journal: &Journal) -> Result<Option<Facts>, String> {
     let end = journal.end();
     if end == journal.start() {
@@ -57,7 +58,7 @@ pub(super) fn read(journal: &Journal) -> Result<Option<Facts>, String> {
     }
     let mut newest = None;
     journal
-        .for_each_frame(end - 1, end, &mut |_, frame| {
+        .for_each_frame(journal.start(), end, &mut |_, frame| {
             newest = Some(decode(Bytes::copy_from_slice(PlainFraming::payload(frame))));
             true
         })

@@ -24,7 +24,7 @@ async fn keys(client: &Client, prefix: &str) -> Vec<String> {
     answer.kvs.iter().map(|kv| String::from_utf8_lossy(&kv.key).into_owned()).collect()
 }
 
-/// Looks until the keys under a prefix are these.
+/// Polls until the keys under a prefix are as expected.
 async fn until_keys(client: &Client, prefix: &str, expected: &[&str]) {
     while keys(client, prefix).await != expected {
         tokio::time::sleep(Duration::from_millis(5)).await;
@@ -36,14 +36,14 @@ fn lock_of(lease: i64) -> lock::LockRequest {
 }
 
 #[test]
-fn locks_are_held_in_the_order_of_their_keys() {
+fn locks_are_acquired_in_create_revision_order() {
     Ports::with_client(1, async |_, client| {
         for id in [0xa, 0xb, 0xc] {
             lease(&client, id).await;
         }
         let first: lock::LockResponse = client.call(method::lock::LOCK, &lock_of(0xa)).await.unwrap();
         assert_eq!(first.key, "l/a");
-        // The same lease has it already.
+        // The same lease holds it already.
         let again: lock::LockResponse = client.call(method::lock::LOCK, &lock_of(0xa)).await.unwrap();
         assert_eq!(again.key, "l/a");
         let mut second = client.open(method::lock::LOCK, &[]).await;
@@ -56,7 +56,7 @@ fn locks_are_held_in_the_order_of_their_keys() {
         let _: lock::UnlockResponse = client.call(method::lock::UNLOCK, &unlock).await.unwrap();
         let second: lock::LockResponse = second.answer().await.unwrap().next().await.unwrap();
         assert_eq!(second.key, "l/b");
-        // A holder's lease ends: so does its lock.
+        // The holder's lease is revoked, and with it the lock.
         let revoke = wire::LeaseRevokeRequest { id: 0xb };
         let _: wire::LeaseRevokeResponse = client.call(method::lease::REVOKE, &revoke).await.unwrap();
         let third: lock::LockResponse = third.answer().await.unwrap().next().await.unwrap();
@@ -66,7 +66,7 @@ fn locks_are_held_in_the_order_of_their_keys() {
 }
 
 #[test]
-fn whoever_gives_up_waiting_leaves_the_queue() {
+fn lock_request_that_times_out_leaves_the_queue() {
     Ports::with_client(1, async |_, client| {
         for id in [0xa, 0xb, 0xc] {
             lease(&client, id).await;
@@ -86,7 +86,7 @@ fn whoever_gives_up_waiting_leaves_the_queue() {
 }
 
 #[test]
-fn a_waiter_whose_lease_ends_does_not_get_the_lock() {
+fn waiter_whose_lease_ends_does_not_get_the_lock() {
     Ports::with_client(1, async |_, client| {
         lease(&client, 0xa).await;
         lease(&client, 0xb).await;
@@ -109,7 +109,7 @@ fn a_waiter_whose_lease_ends_does_not_get_the_lock() {
 }
 
 #[test]
-fn a_candidate_whose_lease_ends_does_not_win() {
+fn candidate_whose_lease_ends_is_not_elected() {
     Ports::with_client(1, async |_, client| {
         lease(&client, 0xa).await;
         lease(&client, 0xb).await;
@@ -121,20 +121,20 @@ fn a_candidate_whose_lease_ends_does_not_win() {
         until_keys(&client, "e/", &["e/a", "e/b"]).await;
         let revoke = wire::LeaseRevokeRequest { id: 0xb };
         let _: wire::LeaseRevokeResponse = client.call(method::lease::REVOKE, &revoke).await.unwrap();
-        // Told while the leader is still there, and never named as the winner.
+        // Reported while the leader still exists, and never elected.
         let outcome = candidate.answer().await.map(|_| ());
         assert_eq!(refusal(outcome), "Unknown: election: session expired before leadership was won");
     });
 }
 
 #[test]
-fn an_election_has_one_leader_who_may_speak_and_leave() {
+fn leader_may_proclaim_and_resign() {
     Ports::with_client(1, async |_, client| {
         lease(&client, 0xa).await;
         lease(&client, 0xb).await;
         let ask = election::LeaderRequest { name: "e".into() };
-        let nobody = client.call::<_, election::LeaderResponse>(method::election::LEADER, &ask).await;
-        assert_eq!(refusal(nobody), "Unknown: election: no leader");
+        let no_leader = client.call::<_, election::LeaderResponse>(method::election::LEADER, &ask).await;
+        assert_eq!(refusal(no_leader), "Unknown: election: no leader");
         let mut observer = client.open(method::election::OBSERVE, &[]).await;
         observer.send(&ask, true);
         let mut observed = observer.answer().await.unwrap();
@@ -168,8 +168,8 @@ fn an_election_has_one_leader_who_may_speak_and_leave() {
         assert_eq!(refusal(refused), "Unknown: \"leader\" field must be provided");
 
         for expected in ["one", "one again", "two"] {
-            let told: election::LeaderResponse = observed.next().await.unwrap();
-            assert_eq!(told.kv.unwrap().value, expected);
+            let observed_leader: election::LeaderResponse = observed.next().await.unwrap();
+            assert_eq!(observed_leader.kv.unwrap().value, expected);
         }
     });
 }

@@ -1,4 +1,4 @@
-//! Requests that are good gRPC: what each service answers, and the code and text of every refusal.
+//! Valid gRPC requests: the response of each service, and the code and text of every refusal.
 
 use moim_wire_grpc::etcd as wire;
 use moim_wire_grpc::{health, method};
@@ -19,7 +19,7 @@ fn put_op(key: &str) -> wire::RequestOp {
 }
 
 #[test]
-fn a_put_is_read_back_with_its_revisions() {
+fn put_is_read_back_with_its_revisions() {
     Ports::with_client(1, async |_, client| {
         for round in 0..3_i64 {
             let request = wire::PutRequest { prev_kv: true, ..put("k", round.to_string()) };
@@ -40,7 +40,7 @@ fn a_put_is_read_back_with_its_revisions() {
 }
 
 #[test]
-fn a_txn_answers_each_step() {
+fn txn_responds_to_each_operation() {
     Ports::with_client(1, async |_, client| {
         let missing = wire::Compare {
             key: "k".into(),
@@ -75,7 +75,7 @@ fn a_txn_answers_each_step() {
 }
 
 #[test]
-fn refusals_have_the_code_and_the_text_that_clients_match() {
+fn kv_refusals_have_etcd_codes_and_texts() {
     Ports::with_client(1, async |_, client| {
         for _ in 0..5 {
             let _: wire::PutResponse = client.call(method::kv::PUT, &put("k", "v")).await.unwrap();
@@ -135,7 +135,7 @@ fn refusals_have_the_code_and_the_text_that_clients_match() {
 }
 
 #[test]
-fn refusals_of_leases_members_and_maintenance() {
+fn lease_member_and_maintenance_refusals_have_etcd_codes_and_texts() {
     Ports::with_client(1, async |_, client| {
         let grants = async |id, ttl| {
             let request = wire::LeaseGrantRequest { id, ttl };
@@ -188,7 +188,7 @@ fn refusals_of_leases_members_and_maintenance() {
 }
 
 #[test]
-fn leases_live_are_listed_and_end() {
+fn leases_are_granted_listed_and_revoked() {
     Ports::with_client(1, async |_, client| {
         let grant = wire::LeaseGrantRequest { id: 7, ttl: 100 };
         let _: wire::LeaseGrantResponse = client.call(method::lease::GRANT, &grant).await.unwrap();
@@ -213,7 +213,7 @@ fn leases_live_are_listed_and_end() {
 }
 
 #[test]
-fn renewals_are_answered_in_order_and_the_stream_ends_with_its_client() {
+fn keepalives_are_answered_in_order_and_the_stream_ends_with_its_client() {
     Ports::with_client(1, async |_, client| {
         let grant = wire::LeaseGrantRequest { id: 7, ttl: 100 };
         let _: wire::LeaseGrantResponse = client.call(method::lease::GRANT, &grant).await.unwrap();
@@ -278,7 +278,7 @@ fn status_members_alarms_and_health() {
 }
 
 #[test]
-fn a_snapshot_is_a_file_to_restore_from() {
+fn snapshot_stream_is_a_restorable_file() {
     Ports::with_client(1, async |ports, client| {
         for number in 0..200 {
             let request = put(&format!("key-{number:03}"), vec![b'x'; 1_000]);

@@ -1,4 +1,4 @@
-//! Clients that make the etcd port hold memory: how much, for how long, and what others notice of it.
+//! Clients that make the etcd port hold memory: how much, for how long, and the effect on other clients.
 
 use moim_base::MemoryBudget;
 use moim_wire_grpc::etcd as wire;
@@ -21,7 +21,7 @@ fn used(memory: &MemoryBudget) -> usize {
     memory.used().iter().filter(|(name, ..)| *name == "etcd messages").map(|(_, used, _)| used).sum()
 }
 
-/// Waits until the condition holds, with a look at the bound of one connection all the while.
+/// Waits until the condition holds, and checks the bound of one connection meanwhile.
 async fn until(memory: &MemoryBudget, what: &str, mut holds: impl FnMut(usize) -> bool) {
     let begun = tokio::time::Instant::now();
     loop {
@@ -51,7 +51,7 @@ async fn get(client: &Client, key: &str) -> usize {
 }
 
 #[test]
-fn unread_watches_hold_no_more_than_their_share_and_end_when_it_is_needed() {
+fn unread_watches_hold_at_most_their_share_and_end_when_memory_is_short() {
     let (memory, options) = options();
     Ports::with_options(1, &options, async |ports, client| {
         let mut builder = h2::client::Builder::new();
@@ -88,12 +88,12 @@ fn unread_watches_hold_no_more_than_their_share_and_end_when_it_is_needed() {
         assert!(ended > 0 && ended < 40, "{ended} of 40 streams ended");
         drop(unread);
         drop(rude);
-        until(&memory, "all is given back", |used| used == 0).await;
+        until(&memory, "all memory is released", |used| used == 0).await;
     });
 }
 
 #[test]
-fn answers_that_the_socket_does_not_take_are_counted_until_the_client_is_closed() {
+fn unread_responses_are_counted_until_the_connection_is_closed() {
     let (memory, options) = options();
     Ports::with_options(1, &options, async |ports, client| {
         put(&client, "k", 300_000).await;
@@ -112,7 +112,7 @@ fn answers_that_the_socket_does_not_take_are_counted_until_the_client_is_closed(
             body.send_data(encode_frame(&request), true).unwrap();
             responses.push(response);
         }
-        // The requests go out; then the socket is not read any more.
+        // The requests are sent; then the socket is not read any more.
         assert!(futures_util::poll!(connection.as_mut()).is_pending());
         until(&memory, "answers wait for the socket", |used| used >= TOTAL / 8).await;
         assert_eq!(get(&client, "k").await, 300_000, "others are served");
@@ -121,7 +121,7 @@ fn answers_that_the_socket_does_not_take_are_counted_until_the_client_is_closed(
 }
 
 #[test]
-fn messages_that_are_begun_and_not_finished_hold_a_share_for_a_while() {
+fn incomplete_messages_hold_at_most_their_share_until_the_stall_timeout() {
     let (memory, options) = options();
     Ports::with_options(1, &options, async |ports, client| {
         let rude = Client::connect(ports.addresses[0]).await;
@@ -140,11 +140,11 @@ fn messages_that_are_begun_and_not_finished_hold_a_share_for_a_while() {
         for stream in begun {
             match refusal(stream.answer().await.map(|_| ())).as_str() {
                 "ResourceExhausted: etcdserver: too many requests" => refused += 1,
-                "Canceled: grpc: a message was begun and not finished in time" => {}
+                "Canceled: grpc: request message not completed in time" => {}
                 other => panic!("{other}"),
             }
         }
         assert!(refused > 0 && refused < 100, "{refused} of 100 were refused");
-        until(&memory, "all is given back", |used| used == 0).await;
+        until(&memory, "all memory is released", |used| used == 0).await;
     });
 }

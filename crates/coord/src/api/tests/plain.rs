@@ -10,7 +10,7 @@ use super::*;
 
 async fn ask(address: SocketAddr, request: &str) -> String {
     let mut socket = TcpStream::connect(address).await.unwrap();
-    // Slowly, so that what is spoken cannot be told from the first piece.
+    // Slowly, so that the protocol cannot be detected from the first bytes.
     let (first, rest) = request.split_at(request.len().min(2));
     socket.write_all(first.as_bytes()).await.unwrap();
     tokio::task::yield_now().await;
@@ -21,7 +21,7 @@ async fn ask(address: SocketAddr, request: &str) -> String {
 }
 
 #[test]
-fn health_version_and_what_is_not_there() {
+fn health_version_and_unknown_paths() {
     let ports = Ports::open(1);
     let cases = [
         ("GET /health HTTP/1.1", "200 OK", "{\"health\":\"true\",\"reason\":\"\"}"),
@@ -51,7 +51,7 @@ fn health_version_and_what_is_not_there() {
 }
 
 #[test]
-fn what_happens_is_counted() {
+fn calls_and_connections_are_counted() {
     let ports = Ports::open(1);
     let metrics = Arc::new(Metrics::new());
     let options =
@@ -79,7 +79,7 @@ fn what_happens_is_counted() {
         while !metrics.render().contains("moim_etcd_connections 1") {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
-        // One more than allowed is closed at once.
+        // One connection above the limit is closed at once.
         let second = Client::connect(address).await;
         let mut third = TcpStream::connect(address).await.unwrap();
         let mut rest = Vec::new();
@@ -91,7 +91,7 @@ fn what_happens_is_counted() {
 }
 
 #[test]
-fn an_alarm_is_shown() {
+fn health_reports_an_alarm() {
     let ports = Ports::open(1);
     ports.run(async {
         let alarm = crate::Alarm { kind: crate::AlarmKind::NoSpace, member: 1 };

@@ -1,4 +1,4 @@
-//! Calls that are wrong as gRPC or as HTTP/2: each is answered, and nobody else notices.
+//! Calls that are invalid gRPC or HTTP/2: each gets an error, and other calls are unaffected.
 
 use moim_wire_grpc::etcd as wire;
 use moim_wire_grpc::method;
@@ -20,7 +20,7 @@ fn framed(flag: u8, length: u32, body: &[u8]) -> Vec<u8> {
 type Case<'a> = (&'a str, &'a [(&'a str, &'a str)], Vec<u8>, u16, Code, &'a str);
 
 #[test]
-fn what_is_wrong_is_answered_in_the_terms_of_the_protocol() {
+fn invalid_calls_get_protocol_errors() {
     let good = encode_frame(&put("k", "v")).to_vec();
     let too_long = 4 << 20;
     let cases: Vec<Case<'_>> = vec![
@@ -144,7 +144,7 @@ fn what_is_wrong_is_answered_in_the_terms_of_the_protocol() {
 }
 
 #[test]
-fn an_unspoken_encoding_is_answered_with_what_is_spoken() {
+fn unsupported_encoding_is_answered_with_the_supported_one() {
     Ports::with_client(1, async |_, client| {
         let mut stream = client.open(method::kv::PUT, &[("grpc-encoding", "gzip")]).await;
         stream.send(&put("k", "v"), true);
@@ -154,7 +154,7 @@ fn an_unspoken_encoding_is_answered_with_what_is_spoken() {
 }
 
 #[test]
-fn garbage_closes_its_own_connection_only() {
+fn malformed_bytes_close_only_their_connection() {
     Ports::with_client(1, async |ports, client| {
         let garbage: [&[u8]; 5] = [
             b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
@@ -168,7 +168,7 @@ fn garbage_closes_its_own_connection_only() {
             socket.write_all(bytes).await.unwrap();
             socket.shutdown().await.unwrap();
             let mut rest = Vec::new();
-            // Closed by the server, by whatever means.
+            // Closed by the server, in any way.
             let _ = socket.read_to_end(&mut rest).await;
         }
         let _: wire::PutResponse = client.call(method::kv::PUT, &put("k", "v")).await.unwrap();
@@ -176,7 +176,7 @@ fn garbage_closes_its_own_connection_only() {
 }
 
 #[test]
-fn many_calls_run_at_once_on_one_connection() {
+fn many_calls_run_concurrently_on_one_connection() {
     Ports::with_client(1, async |_, client| {
         let calls = (0..500).map(|number| {
             let client = client.clone();
@@ -194,7 +194,7 @@ fn many_calls_run_at_once_on_one_connection() {
 }
 
 #[test]
-fn a_large_answer_goes_through_a_small_window() {
+fn large_response_passes_a_small_window() {
     let ports = Ports::open(1);
     ports.run(async {
         let mut builder = h2::client::Builder::new();
@@ -214,7 +214,7 @@ fn a_large_answer_goes_through_a_small_window() {
 }
 
 #[test]
-fn a_client_that_does_not_read_a_large_answer_harms_nobody() {
+fn client_that_does_not_read_a_large_response_does_not_affect_others() {
     Ports::with_client(1, async |ports, client| {
         let value = Bytes::from(vec![b'v'; 1 << 20]);
         for number in 0..4 {
@@ -236,7 +236,7 @@ fn a_client_that_does_not_read_a_large_answer_harms_nobody() {
             let request = put("small", number.to_string());
             let _: wire::PutResponse = client.call(method::kv::PUT, &request).await.unwrap();
         }
-        // On the same connection, too: a call has its own window.
+        // On the same connection too: a call has its own window.
         let count = wire::RangeRequest { count_only: true, ..everything };
         let answer: wire::RangeResponse = rude.call(method::kv::RANGE, &count).await.unwrap();
         assert_eq!(answer.count, 4);
@@ -244,7 +244,7 @@ fn a_client_that_does_not_read_a_large_answer_harms_nobody() {
 }
 
 #[test]
-fn a_stop_ends_streams_with_a_reason_and_connections_with_goaway() {
+fn stop_ends_streams_with_a_status_and_connections_with_goaway() {
     Ports::with_client(1, async |ports, client| {
         let mut stream = client.open(method::watch::WATCH, &[]).await;
         let create = wire::WatchCreateRequest { key: "k".into(), ..Default::default() };
@@ -255,7 +255,7 @@ fn a_stop_ends_streams_with_a_reason_and_connections_with_goaway() {
         ports.shutdown.stop();
         assert_eq!(answer.next::<wire::WatchResponse>().await, None);
         assert_eq!(refusal(answer.end().await), "Unavailable: etcdserver: server stopped");
-        // Nothing new is taken.
+        // New calls are refused.
         let ready = client.send.clone().ready().await;
         let refused = match ready {
             Err(_) => true,
@@ -272,7 +272,7 @@ fn a_stop_ends_streams_with_a_reason_and_connections_with_goaway() {
 }
 
 #[test]
-fn a_message_in_many_pieces_is_put_together_and_one_that_is_abandoned_is_forgotten() {
+fn message_in_many_chunks_is_assembled_and_an_abandoned_one_dropped() {
     Ports::with_client(1, async |_, client| {
         let frame = encode_frame(&put("k", vec![b'x'; 200_000]));
         let mut abandoned = client.open(method::kv::PUT, &[]).await;

@@ -1,4 +1,4 @@
-//! Watch streams: ids, order, filters, progress, compaction, slow readers, lost majorities.
+//! Watch streams: ids, order, filters, progress, compaction, slow readers, lost quorum.
 
 use moim_wire_grpc::etcd as wire;
 use moim_wire_grpc::method;
@@ -38,10 +38,10 @@ impl Watch {
     }
 
     async fn next(&mut self) -> wire::WatchResponse {
-        self.answer.next().await.expect("the stream goes on")
+        self.answer.next().await.expect("the stream continues")
     }
 
-    /// The next events, as `PUT key=value` and `DEL key`, whatever messages they come in.
+    /// The next events, as `PUT key=value` and `DEL key`, in any number of messages.
     async fn events(&mut self, count: usize) -> Vec<String> {
         let mut events = Vec::new();
         while events.len() < count {
@@ -71,7 +71,7 @@ async fn delete(client: &Client, key: &str) {
 }
 
 #[test]
-fn ids_are_the_clients_or_the_servers_and_never_twice() {
+fn watch_ids_are_chosen_by_client_or_server_and_unique() {
     Ports::with_client(1, async |_, client| {
         let mut stream = Watch::open(&client, &[]).await;
         assert_eq!(stream.create(watch("a")).await.watch_id, 0);
@@ -88,10 +88,10 @@ fn ids_are_the_clients_or_the_servers_and_never_twice() {
         let past = stream.create(wire::WatchCreateRequest { start_revision: -5, ..watch("b") }).await;
         assert_eq!((past.watch_id, past.canceled), (-1, true));
         assert_eq!(past.cancel_reason, "etcdserver: mvcc: required revision has been compacted");
-        // Ids are per stream.
+        // Watch ids are per stream.
         let mut other = Watch::open(&client, &[]).await;
         assert_eq!(other.create(watch("a")).await.watch_id, 0);
-        // Ending one that is not there is not answered; the next answer is about another.
+        // Canceling an unknown watch has no response; the next response is about another watch.
         stream.say(wire::WatchRequestKind::Cancel(wire::WatchCancelRequest { watch_id: 77 }));
         stream.say(wire::WatchRequestKind::Cancel(wire::WatchCancelRequest { watch_id: 2 }));
         let canceled = stream.next().await;
@@ -101,7 +101,7 @@ fn ids_are_the_clients_or_the_servers_and_never_twice() {
 }
 
 #[test]
-fn events_come_in_order_with_what_was_asked_for() {
+fn events_arrive_in_order_with_requested_options() {
     Ports::with_client(1, async |_, client| {
         let mut stream = Watch::open(&client, &[]).await;
         let all = wire::WatchCreateRequest { range_end: "l".into(), prev_kv: true, ..watch("k") };
@@ -118,7 +118,7 @@ fn events_come_in_order_with_what_was_asked_for() {
         assert_eq!(prev, [None, Some("a".into()), Some("b".into())]);
         let deleted = seen[2].kv.clone().unwrap();
         assert_eq!((seen[2].kind, deleted.mod_revision, &deleted.value[..]), (1, 5, &b""[..]));
-        // From the past, without puts, and without deletions.
+        // From a past revision, without puts, and without deletions.
         let mut filtered = Watch::open(&client, &[]).await;
         filtered
             .create(wire::WatchCreateRequest { start_revision: 1, filters: vec![0], ..all.clone() })
@@ -131,7 +131,7 @@ fn events_come_in_order_with_what_was_asked_for() {
 }
 
 #[test]
-fn a_client_that_has_said_everything_still_hears() {
+fn half_closed_client_still_receives_events() {
     Ports::with_client(1, async |_, client| {
         let mut stream = Watch::open(&client, &[]).await;
         stream.create(watch("k")).await;
@@ -142,7 +142,7 @@ fn a_client_that_has_said_everything_still_hears() {
 }
 
 #[test]
-fn a_start_that_was_forgotten_is_told_after_the_creation() {
+fn compacted_start_revision_cancels_after_created() {
     Ports::with_client(1, async |_, client| {
         for number in 0..10 {
             change(&client, "k", number.to_string()).await;
@@ -157,14 +157,14 @@ fn a_start_that_was_forgotten_is_told_after_the_creation() {
             (canceled.watch_id, canceled.canceled, canceled.created, canceled.compact_revision),
             (created.watch_id, true, false, 8)
         );
-        // The stream goes on.
+        // The stream continues.
         stream.create(wire::WatchCreateRequest { start_revision: 8, ..watch("k") }).await;
         assert_eq!(stream.events(4).await, ["PUT k=6", "PUT k=7", "PUT k=8", "PUT k=9"]);
     });
 }
 
 #[test]
-fn progress_is_told_when_asked_and_from_time_to_time() {
+fn progress_is_sent_on_request_and_periodically() {
     Ports::with_client(1, async |_, client| {
         let mut stream = Watch::open(&client, &[]).await;
         stream.create(watch("k")).await;
@@ -182,14 +182,14 @@ fn progress_is_told_when_asked_and_from_time_to_time() {
 }
 
 #[test]
-fn a_revision_larger_than_a_message_comes_in_fragments_when_asked() {
+fn revision_larger_than_a_message_is_fragmented_on_request() {
     Ports::with_client(1, async |_, client| {
         let mut whole = Watch::open(&client, &[]).await;
         let range = wire::WatchCreateRequest { range_end: "l".into(), ..watch("k") };
         whole.create(range.clone()).await;
         let mut pieces = Watch::open(&client, &[]).await;
         pieces.create(wire::WatchCreateRequest { fragment: true, ..range }).await;
-        // One revision that is larger than a batch: keys of one lease, deleted together with their old values.
+        // One revision larger than a batch: keys of one lease, deleted together with their previous values.
         let puts = (0..120).map(|number| {
             let put = put(&format!("k{number:03}"), vec![b'x'; 12_000]);
             wire::RequestOp { op: Some(wire::RequestOpKind::Put(put)) }
@@ -215,7 +215,7 @@ fn a_revision_larger_than_a_message_comes_in_fragments_when_asked() {
 }
 
 #[test]
-fn a_stream_that_is_not_read_harms_nobody_and_loses_nothing() {
+fn unread_stream_does_not_affect_others_and_loses_nothing() {
     Ports::with_client(1, async |ports, client| {
         let mut builder = h2::client::Builder::new();
         builder.initial_window_size(2_000).initial_connection_window_size(65_535);
@@ -238,7 +238,7 @@ fn a_stream_that_is_not_read_harms_nobody_and_loses_nothing() {
 }
 
 #[test]
-fn streams_that_need_a_leader_end_when_the_majority_is_lost() {
+fn streams_that_require_a_leader_end_when_the_quorum_is_lost() {
     Ports::with_client(3, async |ports, client| {
         let mut needy = Watch::open(&client, &[("hasleader", "true")]).await;
         needy.create(watch("k")).await;
@@ -250,7 +250,7 @@ fn streams_that_need_a_leader_end_when_the_majority_is_lost() {
         ports.cluster.isolate(0);
         assert_eq!(needy.answer.next::<wire::WatchResponse>().await, None);
         assert_eq!(refusal(needy.answer.end().await), "Unavailable: etcdserver: no leader");
-        // The one that does not mind is still there, and reads that do not mind are served.
+        // The stream without `hasleader` stays open, and serializable reads are served.
         patient.create(watch("k")).await;
         let stale = wire::RangeRequest { key: "k".into(), serializable: true, ..Default::default() };
         let answer: wire::RangeResponse = client.call(method::kv::RANGE, &stale).await.unwrap();

@@ -1,4 +1,4 @@
-//! The shelf alone, with grounds that are slow, fail or lie; and a state with one beside a state without.
+//! The spill file alone, with storage that is slow, fails or corrupts; and a state with one beside a state without.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
@@ -12,19 +12,19 @@ use crate::state::State;
 
 use super::*;
 
-/// A file in memory that does as it is told.
+/// In-memory storage with controlled faults.
 #[derive(Default)]
-struct Toy {
+struct TestStorage {
     bytes: Mutex<Vec<u8>>,
     fails: AtomicBool,
     refused: AtomicUsize,
     lies: AtomicBool,
-    /// Writes wait until it is true.
+    /// Writes block until it is true.
     goes: Mutex<bool>,
     moved: Condvar,
 }
 
-impl Toy {
+impl TestStorage {
     fn new(goes: bool) -> Arc<Self> {
         Arc::new(Self { goes: Mutex::new(goes), ..Self::default() })
     }
@@ -39,7 +39,7 @@ impl Toy {
     }
 }
 
-impl Ground for Arc<Toy> {
+impl SpillStorage for Arc<TestStorage> {
     fn write_at(&self, bytes: &[u8], at: u64) -> io::Result<()> {
         drop(self.moved.wait_while(self.goes.lock().unwrap(), |goes| !*goes).unwrap());
         if self.fails.load(Ordering::Relaxed) {
@@ -68,21 +68,21 @@ fn text(n: usize, length: usize) -> Bytes {
     n.to_string().into_bytes().into_iter().cycle().take(length).collect::<Vec<_>>().into()
 }
 
-/// Lays values down; with them, what they have to read as.
-fn lay_down(shelver: &mut Shelver, lengths: impl IntoIterator<Item = usize>) -> Vec<(Value, Bytes)> {
+/// Spills values; returns them with their expected bytes.
+fn spill_all(writer: &mut SpillWriter, lengths: impl IntoIterator<Item = usize>) -> Vec<(Value, Bytes)> {
     let values = lengths.into_iter().enumerate().map(|(n, length)| {
-        let (bytes, mut value) = (text(n + 1, length), Value::Held(text(n + 1, length)));
-        shelver.lay_down(&mut value);
+        let (bytes, mut value) = (text(n + 1, length), Value::InMemory(text(n + 1, length)));
+        writer.spill(&mut value);
         (value, bytes)
     });
     values.collect()
 }
 
 fn is_written(value: &Value) -> bool {
-    matches!(value, Value::Laid(laid) if matches!(*laid.block.home(), Home::File(_)))
+    matches!(value, Value::Spilled(spilled) if matches!(*spilled.block.data(), BlockData::File(_)))
 }
 
-/// Waits for the thread.
+/// Waits for the writer thread.
 fn wait_until(done: impl Fn() -> bool) {
     for _ in 0..60_000 {
         if done() {
@@ -90,7 +90,7 @@ fn wait_until(done: impl Fn() -> bool) {
         }
         std::thread::sleep(Duration::from_millis(1));
     }
-    panic!("the thread does not get on");
+    panic!("the spill thread made no progress");
 }
 
 fn wait_written(values: &[(Value, Bytes)], count: usize) {
@@ -102,47 +102,47 @@ fn all_read(values: &[(Value, Bytes)]) -> bool {
 }
 
 #[test]
-fn a_value_reads_the_same_before_and_after_it_is_written() {
-    let toy = Toy::new(false);
-    let mut shelver = Shelver::new(Some(Shelf::new(Arc::clone(&toy)).unwrap()));
+fn value_reads_the_same_before_and_after_its_block_is_written() {
+    let toy = TestStorage::new(false);
+    let mut writer = SpillWriter::new(Some(SpillFile::new(Arc::clone(&toy)).unwrap()));
     let lengths = [50, 1_500, 3_000, 70, 3 * EXTENT_BYTES + 7, 48, EXTENT_BYTES, EXTENT_BYTES + 1, 90];
-    let values = lay_down(&mut shelver, lengths);
-    assert!(values.iter().all(|(value, _)| matches!(value, Value::Laid(_)) && !is_written(value)));
+    let values = spill_all(&mut writer, lengths);
+    assert!(values.iter().all(|(value, _)| matches!(value, Value::Spilled(_)) && !is_written(value)));
     assert!(all_read(&values));
     toy.go();
-    // All but the last, which is in a block that is not full.
+    // All but the last, whose block is not full.
     wait_written(&values, lengths.len() - 1);
     assert!(all_read(&values));
 }
 
 #[test]
-fn short_values_stay_where_they_are() {
-    let mut shelver = Shelver::new(Some(Shelf::new(Toy::new(true)).unwrap()));
-    let values = lay_down(&mut shelver, [0, 1, MIN_VALUE_BYTES - 1]);
-    assert!(values.iter().all(|(value, _)| matches!(value, Value::Held(_))));
+fn short_values_are_not_spilled() {
+    let mut writer = SpillWriter::new(Some(SpillFile::new(TestStorage::new(true)).unwrap()));
+    let values = spill_all(&mut writer, [0, 1, MIN_VALUE_BYTES - 1]);
+    assert!(values.iter().all(|(value, _)| matches!(value, Value::InMemory(_))));
 }
 
 #[test]
-fn a_full_disk_keeps_values_in_memory_and_takes_later_ones_again() {
-    let toy = Toy::new(true);
+fn full_disk_keeps_values_in_memory_and_spilling_resumes() {
+    let toy = TestStorage::new(true);
     toy.fails.store(true, Ordering::Relaxed);
-    let mut shelver = Shelver::new(Some(Shelf::new(Arc::clone(&toy)).unwrap()));
-    let refused = lay_down(&mut shelver, [EXTENT_BYTES; 3]);
-    // The third is open; two are refused. Then there is room again.
+    let mut writer = SpillWriter::new(Some(SpillFile::new(Arc::clone(&toy)).unwrap()));
+    let refused = spill_all(&mut writer, [EXTENT_BYTES; 3]);
+    // The third is open; two are refused. Then writes succeed again.
     wait_until(|| toy.refused.load(Ordering::Relaxed) == 2);
     assert!(all_read(&refused) && refused.iter().all(|(value, _)| !is_written(value)));
     toy.fails.store(false, Ordering::Relaxed);
-    let taken = lay_down(&mut shelver, [EXTENT_BYTES; 3]);
+    let taken = spill_all(&mut writer, [EXTENT_BYTES; 3]);
     wait_written(&taken, 2);
     assert!(all_read(&refused) && all_read(&taken));
 }
 
 #[test]
-fn the_places_of_forgotten_values_are_used_again() {
-    let toy = Toy::new(true);
-    let mut shelver = Shelver::new(Some(Shelf::new(Arc::clone(&toy)).unwrap()));
+fn extents_of_dropped_values_are_reused() {
+    let toy = TestStorage::new(true);
+    let mut writer = SpillWriter::new(Some(SpillFile::new(Arc::clone(&toy)).unwrap()));
     for _ in 0..20 {
-        let values = lay_down(&mut shelver, [EXTENT_BYTES; 5]);
+        let values = spill_all(&mut writer, [EXTENT_BYTES; 5]);
         wait_written(&values, 4);
         assert!(all_read(&values));
     }
@@ -150,10 +150,10 @@ fn the_places_of_forgotten_values_are_used_again() {
 }
 
 #[test]
-fn a_slow_disk_keeps_nobody_waiting() {
-    let toy = Toy::new(false);
-    let mut shelver = Shelver::new(Some(Shelf::new(Arc::clone(&toy)).unwrap()));
-    let values = lay_down(&mut shelver, [EXTENT_BYTES; 40]);
+fn slow_disk_does_not_block_spilling() {
+    let toy = TestStorage::new(false);
+    let mut writer = SpillWriter::new(Some(SpillFile::new(Arc::clone(&toy)).unwrap()));
+    let values = spill_all(&mut writer, [EXTENT_BYTES; 40]);
     assert!(all_read(&values) && values.iter().all(|(value, _)| !is_written(value)));
     toy.go();
     wait_written(&values, 39);
@@ -161,11 +161,11 @@ fn a_slow_disk_keeps_nobody_waiting() {
 }
 
 #[test]
-#[should_panic(expected = "was damaged on disk")]
-fn a_disk_that_gives_back_something_else_is_not_believed() {
-    let toy = Toy::new(true);
-    let mut shelver = Shelver::new(Some(Shelf::new(Arc::clone(&toy)).unwrap()));
-    let values = lay_down(&mut shelver, [EXTENT_BYTES; 2]);
+#[should_panic(expected = "spilled value checksum mismatch")]
+fn corrupted_spilled_value_panics() {
+    let toy = TestStorage::new(true);
+    let mut writer = SpillWriter::new(Some(SpillFile::new(Arc::clone(&toy)).unwrap()));
+    let values = spill_all(&mut writer, [EXTENT_BYTES; 2]);
     wait_written(&values, 1);
     toy.lies.store(true, Ordering::Relaxed);
     values[0].0.bytes();
@@ -204,15 +204,15 @@ fn command(step: &Step, n: usize, state: &State) -> Option<Command> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(24))]
     #[test]
-    fn a_state_with_a_shelf_answers_as_one_without(steps in proptest::collection::vec(step(), 1..160)) {
-        let shelf = Shelf::new(Toy::new(true)).unwrap();
-        let (mut with, mut without) = (State::with_shelf(Some(shelf.clone())), State::new());
+    fn state_with_spill_file_replies_like_one_without(steps in proptest::collection::vec(step(), 1..160)) {
+        let spill = SpillFile::new(TestStorage::new(true)).unwrap();
+        let (mut with, mut without) = (State::with_spill(Some(spill.clone())), State::new());
         for (n, step) in steps.iter().enumerate() {
             let index = with.applied_index() + 1;
             match command(step, n, &without) {
                 Some(command) => prop_assert_eq!(with.apply(index, command.clone()), without.apply(index, command)),
                 None => {
-                    let mut restorer = Restorer::with_shelf(Some(shelf.clone()));
+                    let mut restorer = Restorer::with_spill(Some(spill.clone()));
                     with.snapshot().for_each(|chunk| restorer.push(&chunk).unwrap());
                     with = restorer.finish().unwrap();
                 }
