@@ -1,7 +1,7 @@
-//! What the journal reaches on this disk, each figure beside the raw probe it is bounded by.
+//! Throughput of the journal on this disk, each figure beside the raw probe that bounds it.
 //!
-//! `cargo run --release -p moim-journal --example journal_bench -- DIR [SECONDS [open]]`. Slices of ours and of the probe
-//! alternate, because the machine is shared and its speed wanders.
+//! `cargo run --release -p moim-journal --example journal_bench -- DIR [SECONDS [open]]`. Slices of the journal and of
+//! the probe alternate, because the machine is shared and its speed varies.
 #![allow(clippy::disallowed_methods, clippy::print_stdout, clippy::unwrap_used)] // a measuring tool, not a library
 
 use std::io::{IoSlice, Write};
@@ -17,7 +17,7 @@ use moim_journal::{
     RealDisk, Store, StoreOptions,
 };
 
-/// Frames of 16 bytes of header (length, base, padding) and a body: cheap to make, so that the journal is measured.
+/// Frames of 16 bytes of header (length, base, padding) and a body: cheap to build, so that the journal is measured.
 struct BenchFraming;
 
 impl Framing for BenchFraming {
@@ -94,7 +94,7 @@ impl Bench {
         }
     }
 
-    /// One frame of each journal under way at any time; answers frames acknowledged per second.
+    /// One frame of each journal in flight at any time; returns frames acknowledged per second.
     fn closed_loop(&self, slice: Duration) -> f64 {
         let began = Instant::now();
         let before: i64 = self.journals.iter().map(|journal| journal.durable_end()).sum();
@@ -116,7 +116,7 @@ impl Bench {
         (after - before) as f64 / began.elapsed().as_secs_f64()
     }
 
-    /// As fast as appends are taken.
+    /// Appends as fast as they are accepted.
     fn open_loop(&self, slice: Duration) -> f64 {
         let began = Instant::now();
         let mut taken = 0_u64;
@@ -159,7 +159,7 @@ fn probe_group(dir: &Path, count: usize, size: usize, slice: Duration) -> f64 {
     done as f64 / began.elapsed().as_secs_f64()
 }
 
-/// Checksum and write into growing files, no sync (or one per frame).
+/// Checksum and write into growing files, without fsync (or one per frame).
 fn probe_growing(dir: &Path, count: usize, size: usize, sync: bool, slice: Duration) -> f64 {
     let paths: Vec<_> = (0..count).map(|at| dir.join(format!("probe-{at}"))).collect();
     let open = |path| std::fs::File::options().create(true).truncate(true).write(true).open(path).unwrap();

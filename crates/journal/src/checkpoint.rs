@@ -1,8 +1,9 @@
-//! The checkpoint: what recovery starts from.
+//! The checkpoint: where recovery starts.
 //!
-//! One file, replaced atomically. It says up to which LSN everything is in synced segments, where in the commit log
-//! the rest begins, and for each journal what must outlive recycling: folder, log start, epochs, segments up to the
-//! synced point, snapshot. Invariant: when it is renamed into place, every byte it calls synced is synced.
+//! One file, replaced atomically. It says up to which LSN everything is in synced segments, where in the commit log the
+//! rest begins (the floor), and for each journal what must outlive recycling: folder, log start offset, epochs,
+//! segments up to the synced point, snapshot. Invariant: when it is renamed into place, every byte that it lists as
+//! synced is synced.
 
 use std::collections::HashMap;
 
@@ -17,7 +18,7 @@ const MAGIC: &[u8; 8] = b"MOIMCKP\n";
 /// Format version of the checkpoint file.
 pub(crate) const VERSION: u32 = 2;
 
-/// A place in the commit log: the first record not covered by a checkpoint.
+/// A position in the commit log: the first record not covered by a checkpoint.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct LogPoint {
     pub(crate) generation: u64,
@@ -26,7 +27,7 @@ pub(crate) struct LogPoint {
     pub(crate) next_lsn: u64,
 }
 
-/// What the checkpoint keeps of a journal.
+/// Image of a journal in the checkpoint.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct JournalImage {
     pub(crate) id: JournalId,
@@ -44,8 +45,8 @@ impl JournalImage {
         Self { id, folder, durability, start: 0, epochs: Vec::new(), segments: Vec::new(), snapshot: None }
     }
 
-    /// Offset up to which everything is in synced segments. Not the log start: a frame that the log start points
-    /// into must still be in its place.
+    /// Offset up to which everything is in synced segments. Not the log start: a frame that the log start points into
+    /// must still be at its position.
     pub(crate) fn synced_end(&self) -> i64 {
         self.segments.last().map_or(i64::MIN, |segment| segment.end)
     }
@@ -99,13 +100,13 @@ impl JournalImage {
     }
 }
 
-/// How the images of segments are read: they differ between format versions.
+/// Decoder of segment images: they differ between format versions.
 type DecodeSegment = fn(&mut Input<'_>) -> Option<SegmentImage>;
 
 /// The whole file.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Checkpoint {
-    /// The format version of the file; none if there is no file.
+    /// The format version of the file; `None` without a file.
     pub(crate) version: Option<u32>,
     pub(crate) floor: LogPoint,
     pub(crate) journals: HashMap<JournalId, JournalImage>,
@@ -145,7 +146,7 @@ impl CheckpointWriter {
     }
 }
 
-/// Reads the file back.
+/// Decodes the file.
 pub(crate) fn decode(bytes: &[u8], path: &str) -> Result<Checkpoint, OpenError> {
     let damaged = |what: &str| OpenError::Damaged { path: path.to_owned(), what: what.to_owned() };
     let mut input = Input::new(bytes);
@@ -166,15 +167,15 @@ pub(crate) fn decode(bytes: &[u8], path: &str) -> Result<Checkpoint, OpenError> 
     parse(body, version, segment).ok_or_else(|| damaged("structure"))
 }
 
-/// The bytes of the smallest image of a journal, or fewer.
-const LEAST_IMAGE: usize = 16;
+/// Minimum bytes of the image of a journal, or fewer.
+const MIN_IMAGE_BYTES: usize = 16;
 
 fn parse(body: &[u8], version: u32, segment: DecodeSegment) -> Option<Checkpoint> {
     let mut input = Input::new(body.get(16..)?);
     let floor = LogPoint { generation: input.u64()?, position: input.u64()?, next_lsn: input.u64()? };
     let count = input.u32()?;
-    // As many as there are, so that nothing is moved while it grows, and never more than can be in the file.
-    let mut journals = HashMap::with_capacity((count as usize).min(body.len() / LEAST_IMAGE));
+    // The exact capacity, so that nothing is moved while it grows, and never more than can be in the file.
+    let mut journals = HashMap::with_capacity((count as usize).min(body.len() / MIN_IMAGE_BYTES));
     for _ in 0..count {
         let image = JournalImage::decode(&mut input, segment)?;
         journals.insert(image.id, image);
@@ -211,19 +212,19 @@ mod tests {
     }
 
     #[test]
-    fn a_checkpoint_reads_back_and_damage_is_refused() {
+    fn checkpoint_round_trips_and_damage_is_refused() {
         let (bytes, checkpoint) = sample();
         assert_eq!(decode(&bytes, "checkpoint").unwrap(), checkpoint);
         for at in 0..bytes.len() {
             let mut broken = bytes.clone();
             broken[at] ^= 0x40;
             assert!(decode(&broken, "checkpoint").is_err(), "byte {at}");
-            assert!(decode(&bytes[..at], "checkpoint").is_err(), "cut at {at}");
+            assert!(decode(&bytes[..at], "checkpoint").is_err(), "truncated at {at}");
         }
     }
 
     #[test]
-    fn a_newer_checkpoint_is_refused_by_name() {
+    fn newer_checkpoint_is_refused_by_name() {
         let (mut bytes, _) = sample();
         bytes[8] = 3;
         let end = bytes.len() - 4;
@@ -234,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn the_checkpoint_has_not_changed_on_disk() {
+    fn golden_checkpoint() {
         let hex: String = sample().0.iter().map(|byte| format!("{byte:02x}")).collect();
         assert_eq!(
             hex,

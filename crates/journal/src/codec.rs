@@ -1,13 +1,13 @@
-//! Little-endian reading and writing of the crate's own file formats.
+//! Little-endian encoding of the crate's own file formats.
 //!
-//! Reading never panics: bytes from a disk are checked, not trusted. Writing appends to a plain vector.
+//! Decoding never panics: bytes from a disk are checked, not trusted. Encoding appends to a plain vector.
 
 use std::sync::{Condvar, Mutex, MutexGuard};
 use std::time::Duration;
 
 use crate::types::JournalId;
 
-/// Cursor over untrusted bytes; every getter answers `None` past the end.
+/// Cursor over untrusted bytes; every getter returns `None` past the end.
 pub(crate) struct Input<'a> {
     rest: &'a [u8],
 }
@@ -51,7 +51,7 @@ impl<'a> Input<'a> {
         Some(JournalId { incarnation: u128::from_le_bytes(self.array()?), part: self.u32()? })
     }
 
-    /// A length-prefixed run of bytes.
+    /// A length-prefixed byte string.
     pub(crate) fn blob(&mut self) -> Option<&'a [u8]> {
         let len = self.u32()?;
         self.bytes(usize::try_from(len).ok()?)
@@ -111,7 +111,7 @@ impl<T> Locked<T> for Mutex<T> {
     }
 }
 
-/// Waits on a condition variable, with a limit where one is given.
+/// Waits on a condition variable, with a timeout if one is given.
 pub(crate) fn wait_on<'a, T>(
     condvar: &Condvar,
     guard: MutexGuard<'a, T>,

@@ -1,10 +1,10 @@
-//! The commit log: record format, and what waits to be written.
+//! The commit log: record format, and the staging queue.
 //!
-//! A record is a 96-byte header and a payload; the CRC covers both. The header carries the generation of the file
-//! it was written into, so that bytes left in a recycled file never count, its LSN, so that a gap is seen, and the
-//! position where its group begins: everything before that was synced when the group was written. A bad record below a
-//! position that a later group vouches for is damage, never the end of the log (`scan.rs`).
-//! Everything about one journal enters the log in the order of that journal's appends.
+//! A record is a 96-byte header and a payload; the CRC covers both. The header carries the generation of the file it
+//! was written into, so that stale bytes in a recycled file never count, its LSN, so that a gap is detected, and the
+//! position of its group: everything before that position was synced when the group was written. A bad record before
+//! the position of a later group is damage, never the end of the log (`scan.rs`). The records of one journal enter the
+//! log in the order of that journal's appends.
 
 pub(crate) mod log;
 pub(crate) mod previous_format;
@@ -23,7 +23,7 @@ use crate::types::JournalId;
 
 /// Bytes of a record header.
 pub(crate) const RECORD_HEADER: usize = 96;
-/// Groups start at multiples of this, so that a sync never touches a page that holds an older group.
+/// Groups start at multiples of this, so that an fsync never touches a page that holds an older group.
 pub(crate) const BLOCK: u64 = 4096;
 
 /// The last byte is the format version of a record.
@@ -31,7 +31,7 @@ pub(crate) const RECORD_MAGIC: u32 = 0x3243_4d4d; // "MMC2"
 /// Largest commit-log file: the block of a group's start has 24 bits.
 pub(crate) const MAX_FILE: u64 = BLOCK << 24;
 
-/// What a record says.
+/// The kind of a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum Kind {
@@ -39,26 +39,27 @@ pub(crate) enum Kind {
     Frame = 1,
     /// The frame is in its segment, synced before this record was written.
     Pointer = 2,
-    /// Payload names the folder; the first record of a journal.
+    /// First record of a journal; the payload is its folder.
     Create = 3,
-    /// Epoch `epoch` starts at `base`.
+    /// Leader epoch `epoch` starts at `base`.
     Epoch = 4,
-    /// The log starts at `base`.
+    /// The log start offset is `base`.
     Start = 5,
-    /// Everything at or past `base` is void; the cut is at `segment`, `position`.
+    /// Everything at or past `base` is truncated; the file position is `segment`, `position`.
     Truncate = 6,
-    /// The cut of the last Truncate is done and durable.
+    /// The last Truncate is done and durable.
     TruncateDone = 7,
-    /// The journal is gone.
+    /// The journal is deleted.
     Delete = 8,
-    /// Payload tells which segments a compacted file replaces.
+    /// Payload names the segments that a compacted file replaces.
     Swap = 9,
-    /// Everything is void; an empty log begins at `base`, where `epoch` is in force (-1: none). Ends like a Truncate.
+    /// Everything is dropped; an empty log starts at `base`, where `epoch` is in force (-1: unknown). Ends like a
+    /// Truncate.
     Reset = 10,
     /// First record of a file use: the log before it ends in generation `base` at position `last`. Has the LSN of the
     /// record that follows.
     Begin = 11,
-    /// Says nothing; its group vouches for the one before it. Has the LSN of the record that follows.
+    /// No content; its group proves that the one before it was synced. Has the LSN of the record that follows.
     Seal = 12,
 }
 
@@ -72,13 +73,13 @@ impl Kind {
             .find(|kind| *kind as u8 == value)
     }
 
-    /// Whether a record of this kind takes an LSN of its own.
+    /// True if a record of this kind has an LSN of its own.
     pub(crate) fn has_lsn(self) -> bool {
         !matches!(self, Kind::Begin | Kind::Seal)
     }
 }
 
-/// The logical part of a record: what does not depend on where it is written.
+/// The logical part of a record, independent of where it is written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Record {
     pub(crate) kind: Kind,
@@ -91,12 +92,12 @@ pub(crate) struct Record {
     pub(crate) segment: i64,
     /// Position of the frame in that segment.
     pub(crate) position: u64,
-    /// Length of the frame: of the payload, or of what a pointer points at.
+    /// Length of the frame: of the payload, or of the frame that a pointer refers to.
     pub(crate) len: u32,
 }
 
 impl Record {
-    /// The frame it is about.
+    /// The frame of the record.
     pub(crate) fn frame(&self) -> Frame {
         Frame {
             len: self.len as usize,
@@ -112,26 +113,26 @@ impl Record {
         Self::control(kind, JournalId { incarnation: 0, part: 0 }, base)
     }
 
-    /// A record about a journal that carries no frame.
+    /// A record about a journal without a frame.
     pub(crate) fn control(kind: Kind, id: JournalId, base: i64) -> Self {
         Self { kind, id, base, last: base, epoch: 0, max_timestamp_ms: 0, segment: 0, position: 0, len: 0 }
     }
 }
 
-/// A record on its way into the log.
+/// A staged record.
 pub(crate) struct Staged {
     pub(crate) record: Record,
     pub(crate) payload: Bytes,
     /// CRC of the payload, computed by the appender so that the disk thread need not touch the bytes.
     pub(crate) payload_crc: u32,
-    /// Whose durable end this advances.
+    /// The journal whose durable end this record advances.
     pub(crate) journal: Option<Arc<Journal>>,
     /// Set once the record is durable.
     pub(crate) done: Option<Arc<AtomicBool>>,
 }
 
 impl Staged {
-    /// Bytes it takes in the log.
+    /// Bytes of the record in the log.
     pub(crate) fn bytes(&self) -> usize {
         RECORD_HEADER + self.payload.len()
     }
@@ -146,7 +147,7 @@ pub(crate) struct Stamp {
     pub(crate) group: u64,
 }
 
-/// Appends the header of a record; the checksum runs over the payload first, then over the rest of the header.
+/// Appends the header of a record; the checksum covers the payload first, then the rest of the header.
 pub(crate) fn encode_record(
     out: &mut Vec<u8>,
     record: &Record,
@@ -176,7 +177,7 @@ pub(crate) fn encode_record(
     out[start + 4..start + 8].copy_from_slice(&crc.to_le_bytes());
 }
 
-/// A record header as read back, not yet checked against its payload.
+/// A decoded record header, not yet checked against its payload.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct RawRecord {
     pub(crate) record: Record,
@@ -186,7 +187,7 @@ pub(crate) struct RawRecord {
 }
 
 impl RawRecord {
-    /// Reads a header; `None` when these bytes are none, or one of another format version.
+    /// Decodes a header; `None` if the bytes are no header, or one of another format version.
     pub(crate) fn decode(header: &[u8], magic: u32) -> Option<Self> {
         let mut input = Input::new(header.get(..RECORD_HEADER)?);
         if input.u32()? != magic {
@@ -205,7 +206,7 @@ impl RawRecord {
         Some(Self { record, stamp, payload_len, crc })
     }
 
-    /// Whether header and payload are what was written.
+    /// True if the checksum of header and payload matches.
     pub(crate) fn matches(&self, header: &[u8], payload: &[u8]) -> bool {
         self.crc == crc32c::crc32c_append(crc32c::crc32c(payload), &header[8..RECORD_HEADER])
     }
@@ -235,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn a_record_reads_back_and_any_flipped_bit_is_seen() {
+    fn record_round_trips_and_any_flipped_bit_is_detected() {
         let (bytes, record) = sample();
         let raw = RawRecord::decode(&bytes, RECORD_MAGIC).unwrap();
         assert_eq!((raw.record, raw.stamp, raw.payload_len), (record, STAMP, 4));
@@ -251,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn the_record_header_has_not_changed_on_disk() {
+    fn golden_record_header() {
         let hex: String = sample().0.iter().map(|byte| format!("{byte:02x}")).collect();
         assert_eq!(
             hex,

@@ -1,9 +1,9 @@
-//! The disk as the journal sees it.
+//! The disk interface of the journal.
 //!
-//! Everything the crate does to stable storage goes through [`Disk`] and [`DiskFile`], so that a test can crash it
-//! at any operation and the simulator can own it. Rules for implementations: `pwritev` writes all or fails;
-//! `pread` fills as much as the file has; `sync_data` returns only when the file's bytes and length would survive
-//! a power cut; names survive only after `sync_dir` of their folder (or `syncfs`).
+//! All access to stable storage goes through [`Disk`] and [`DiskFile`], so that a test can crash it at any operation
+//! and the simulator can own it. Rules for implementations: `pwritev` writes everything or fails; `pread` fills as much
+//! as the file has; `sync_data` returns only when the file's bytes and length would survive a power cut; names survive
+//! only after `sync_dir` of their folder (or `syncfs`).
 
 mod real;
 mod sim;
@@ -19,18 +19,18 @@ pub use sim::{Fault, SimDisk, Survival};
 /// One name in a folder.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DiskEntry {
-    /// The name alone.
+    /// The file name, without its path.
     pub name: String,
-    /// Whether it is a folder.
+    /// True for a folder.
     pub is_dir: bool,
 }
 
-/// What is known of a path without opening it.
+/// Metadata of a path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DiskStat {
     /// Length in bytes.
     pub len: u64,
-    /// Whether it is a folder.
+    /// True for a folder.
     pub is_dir: bool,
 }
 
@@ -42,19 +42,19 @@ pub trait DiskFile: Send + Sync + 'static {
     fn pread(&self, pos: u64, buf: &mut [u8]) -> io::Result<usize>;
     /// Makes content and length durable.
     fn sync_data(&self) -> io::Result<()>;
-    /// Reserves space without changing the length.
+    /// Preallocates space without changing the length.
     fn allocate(&self, pos: u64, len: u64) -> io::Result<()>;
-    /// Cuts or extends; gives back space reserved past the end.
+    /// Truncates or extends the file; frees space preallocated past the end.
     fn set_len(&self, len: u64) -> io::Result<()>;
     /// Length in bytes.
     fn len(&self) -> io::Result<u64>;
-    /// Whether the file is empty.
+    /// True if the file is empty.
     fn is_empty(&self) -> io::Result<bool> {
         Ok(self.len()? == 0)
     }
-    /// These bytes are synced and will hardly be read: they need not stay in memory. A hint that nothing depends on.
-    fn forget(&self, _pos: u64, _len: u64) {}
-    /// The descriptor, where there is one (for sendfile).
+    /// Drops synced bytes that will hardly be read from the page cache. A hint that nothing depends on.
+    fn drop_cache(&self, _pos: u64, _len: u64) {}
+    /// The descriptor, if there is one (for sendfile).
     fn raw(&self) -> Option<BorrowedFd<'_>>;
 }
 
@@ -62,7 +62,7 @@ pub trait DiskFile: Send + Sync + 'static {
 pub trait Disk: Send + Sync + 'static {
     /// Opens an existing file for reading and writing.
     fn open(&self, path: &Path) -> io::Result<Arc<dyn DiskFile>>;
-    /// Creates a file; fails when the name is taken.
+    /// Creates a file; fails if the name is taken.
     fn create(&self, path: &Path) -> io::Result<Arc<dyn DiskFile>>;
     /// Renames a file or a folder; replaces a file of that name.
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()>;
@@ -74,7 +74,7 @@ pub trait Disk: Send + Sync + 'static {
     fn create_dir(&self, path: &Path) -> io::Result<()>;
     /// The names in a folder, sorted.
     fn list(&self, path: &Path) -> io::Result<Vec<DiskEntry>>;
-    /// What is at a path, if anything.
+    /// The metadata of a path, if it exists.
     fn stat(&self, path: &Path) -> io::Result<Option<DiskStat>>;
     /// Makes the names in a folder durable.
     fn sync_dir(&self, path: &Path) -> io::Result<()>;
@@ -82,11 +82,11 @@ pub trait Disk: Send + Sync + 'static {
     fn syncfs(&self, path: &Path) -> io::Result<()>;
     /// Free bytes for this process.
     fn free_bytes(&self, path: &Path) -> io::Result<u64>;
-    /// Takes the file as a lock, held while the handle lives; `WouldBlock` when another process has it.
+    /// Locks the file as long as the handle lives; `WouldBlock` if another process has it.
     fn lock(&self, path: &Path) -> io::Result<Arc<dyn DiskFile>>;
 }
 
-/// Creates `relative` under `root` level by level; answers the folders whose names changed.
+/// Creates `relative` under `root` level by level; returns the folders whose names changed.
 pub(crate) fn create_dirs(disk: &dyn Disk, root: &Path, relative: &Path) -> io::Result<Vec<PathBuf>> {
     let mut path = root.to_path_buf();
     let mut changed = Vec::new();
@@ -116,17 +116,17 @@ pub(crate) fn read_all(file: &dyn DiskFile) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// Replaces `path` atomically and durably: write aside, sync, rename, sync the folder.
+/// Replaces `path` atomically and durably: write a temporary file, sync, rename, sync the folder.
 pub(crate) fn replace_file(disk: &dyn Disk, path: &Path, bytes: &[u8]) -> io::Result<()> {
-    let aside = path.with_extension("tmp");
-    match disk.remove(&aside) {
+    let temp = path.with_extension("tmp");
+    match disk.remove(&temp) {
         Ok(()) => {}
         Err(error) if error.kind() == io::ErrorKind::NotFound => {}
         Err(error) => return Err(error),
     }
-    let file = disk.create(&aside)?;
+    let file = disk.create(&temp)?;
     write_at(&*file, 0, bytes)?;
     file.sync_data()?;
-    disk.rename(&aside, path)?;
+    disk.rename(&temp, path)?;
     disk.sync_dir(path.parent().unwrap_or(Path::new(".")))
 }

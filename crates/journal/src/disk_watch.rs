@@ -1,11 +1,11 @@
-//! How long syncs take: what a watchdog judges the disk by.
+//! Fsync latency, from which a watchdog judges the disk.
 //!
-//! Counted are the syncs that clients wait for (group commits of the commit log, which carry votes of Raft groups too)
-//! and the probe of an idle store. Checkpoints, write-behind, new commit-log files and large frames are not: they may
-//! take long on a disk that works. A write that hangs before its sync counts as a part of it.
+//! Counted are the fsyncs that clients wait for (group commits of the commit log, which carry votes of Raft groups too)
+//! and the probe of an idle store. Checkpoints, write-behind, new commit-log files and large frames are not counted:
+//! they may take long on a healthy disk. A write that hangs before its fsync counts as a part of it.
 //!
-//! One thread commits and one probes at a time, so each has one mark. Nothing here takes a lock: the watcher must see
-//! a disk on which every other thread hangs.
+//! One thread commits and one probes at a time, so each has one start time. Nothing here takes a lock: the watchdog
+//! must observe a disk on which every other thread hangs.
 
 use std::io::{self, IoSlice};
 use std::path::Path;
@@ -20,33 +20,33 @@ use crate::disk::{Disk, DiskFile};
 const PROBE_FILE: &str = "probe";
 const PROBE: [u8; 512] = [0; 512];
 
-/// What was seen of the disk.
+/// Fsync latency since the last report.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct SyncReport {
-    /// For how long the oldest sync under way has been; zero if there is none.
+    /// Age of the oldest fsync in progress; zero without one.
     pub pending_ms: u64,
-    /// The longest sync that ended since the last report.
+    /// The slowest fsync that ended since the last report.
     pub slowest_ms: u64,
-    /// Syncs that ended since the store was opened.
+    /// Fsyncs that ended since the store was opened.
     pub syncs: u64,
-    /// For how long no sync has ended.
+    /// Time since the last fsync ended.
     pub idle_ms: u64,
 }
 
-/// Marks of syncs.
+/// Start times and counters of fsyncs.
 #[derive(Debug, Default)]
 pub(crate) struct DiskWatch {
-    commit: Mark,
-    probe: Mark,
+    commit: StartTime,
+    probe: StartTime,
     slowest_ns: AtomicU64,
     syncs: AtomicU64,
     ended_ns: AtomicU64,
     probing: Mutex<Option<ProbeFile>>,
 }
 
-/// When a sync under way began, plus one; 0 while there is none.
+/// Start time of the fsync in progress, plus one; 0 without one.
 #[derive(Debug, Default)]
-struct Mark(AtomicU64);
+struct StartTime(AtomicU64);
 
 struct ProbeFile(Arc<dyn DiskFile>);
 
@@ -56,7 +56,7 @@ impl std::fmt::Debug for ProbeFile {
     }
 }
 
-impl Mark {
+impl StartTime {
     fn pending_ns(&self, now_ns: u64) -> u64 {
         match self.0.load(Ordering::Relaxed) {
             0 => 0,
@@ -73,15 +73,15 @@ impl DiskWatch {
 
     fn timed<T>(
         &self,
-        mark: &Mark,
+        start_time: &StartTime,
         clock: &dyn Clock,
         sync: impl FnOnce() -> io::Result<T>,
     ) -> io::Result<T> {
         let begun_ns = clock.monotonic_ns();
-        mark.0.store(begun_ns + 1, Ordering::Relaxed);
+        start_time.0.store(begun_ns + 1, Ordering::Relaxed);
         let done = sync();
         let now_ns = clock.monotonic_ns();
-        mark.0.store(0, Ordering::Relaxed);
+        start_time.0.store(0, Ordering::Relaxed);
         if done.is_ok() {
             self.slowest_ns.fetch_max(now_ns.saturating_sub(begun_ns), Ordering::Relaxed);
             self.ended_ns.store(now_ns, Ordering::Relaxed);
@@ -90,7 +90,7 @@ impl DiskWatch {
         done
     }
 
-    /// Writes a block and syncs it. Blocks for as long as the disk hangs.
+    /// Writes a block and syncs it. Blocks as long as the disk hangs.
     pub(crate) fn probe(&self, disk: &dyn Disk, dir: &Path, clock: &dyn Clock) -> io::Result<()> {
         let mut probing = self.probing.lock().unwrap_or_else(PoisonError::into_inner);
         self.timed(&self.probe, clock, || {
@@ -111,7 +111,7 @@ impl DiskWatch {
         })
     }
 
-    /// What was seen; the slowest sync is told once.
+    /// The latency report; the slowest fsync is reported once.
     pub(crate) fn report(&self, now_ns: u64) -> SyncReport {
         let pending_ns = self.commit.pending_ns(now_ns).max(self.probe.pending_ns(now_ns));
         let ended_ns = self.ended_ns.load(Ordering::Relaxed);
@@ -132,7 +132,7 @@ mod tests {
     use crate::disk::SimDisk;
 
     #[test]
-    fn a_sync_under_way_is_seen_and_the_slowest_is_told_once() {
+    fn pending_fsync_is_reported_and_the_slowest_once() {
         let (watch, clock) = (DiskWatch::default(), ManualClock::at(1_000));
         let pass = |ms: u64| clock.advance_ms(ms);
         let now = || clock.monotonic_ns();
@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn a_probe_writes_to_one_file_again_and_again() {
+    fn probe_reuses_one_file() {
         let (watch, clock, disk) = (DiskWatch::default(), ManualClock::at(1_000), SimDisk::new());
         disk.create_dir(Path::new("/d")).unwrap();
         for count in 1..4 {

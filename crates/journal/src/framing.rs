@@ -1,14 +1,14 @@
-//! How a journal learns where a frame ends and whether it is whole.
+//! Framing: where a frame ends and whether it is valid.
 //!
-//! The journal stores frames as opaque bytes. What it must know about one (length, offsets, epoch, time) it
-//! asks of a [`Framing`]. Implementations must never panic and never trust a length they read: `peek` runs over
-//! garbage whenever a torn tail is scanned.
+//! The journal stores frames as opaque bytes. It asks a [`Framing`] for their length, offsets, epoch and timestamp.
+//! Implementations must never panic and never trust a length they read: `peek` runs over arbitrary bytes whenever a
+//! torn write is scanned.
 
 use bytes::{BufMut, Bytes, BytesMut};
 
 use crate::codec::Input;
 
-/// What a frame says about itself.
+/// The header fields of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Frame {
     /// Whole length in bytes, header included.
@@ -19,28 +19,28 @@ pub struct Frame {
     pub last: i64,
     /// Leader epoch it was written under.
     pub epoch: i32,
-    /// Greatest timestamp inside.
+    /// Greatest timestamp in the frame.
     pub max_timestamp_ms: i64,
 }
 
-/// Reads frames of one kind.
+/// Parses frames of one kind.
 pub trait Framing: Send + Sync + 'static {
     /// The smallest prefix of a frame that [`Framing::peek`] needs.
     fn header_len(&self) -> usize;
-    /// What the frame that starts with `header` says; `None` when this cannot be a frame.
+    /// The header of the frame that starts with these bytes; `None` if they cannot be a frame.
     fn peek(&self, header: &[u8]) -> Option<Frame>;
     /// The largest frame that may be appended: [`Framing::peek`] accepts every frame up to it.
     fn max_len(&self) -> usize {
         usize::MAX
     }
-    /// Whether one whole frame is intact: checksum and structure.
+    /// True if one whole frame is valid: checksum and structure.
     fn verify(&self, frame: &[u8]) -> bool;
-    /// Whether [`Framing::verify`] covers the epoch. Where it does not, the journal compares it with its epoch table.
+    /// True if [`Framing::verify`] covers the epoch. If not, the journal compares it with its epoch table.
     fn covers_epoch(&self) -> bool {
         true
     }
-    /// An intact frame without content that begins at `base` and ends at `last` at most, for a log that must go on after a
-    /// hole in the log it is a copy of. `None` when there is no such frame.
+    /// A valid frame without content that starts at `base` and ends at `last` at most, for a log that must continue
+    /// after a hole in the log it is a copy of. `None` if the framing has no such frame.
     fn filler(&self, _base: i64, _last: i64, _epoch: i32) -> Option<Bytes> {
         None
     }
@@ -48,7 +48,7 @@ pub trait Framing: Send + Sync + 'static {
 
 /// The crate's own small frame, for logs that are not Kafka record batches.
 ///
-/// Layout, little-endian: length of what follows the checksum (u32), CRC32C of it (u32), base (i64), last (i64),
+/// Layout, little-endian: length of the bytes after the checksum (u32), CRC32C of them (u32), base (i64), last (i64),
 /// epoch (i32), timestamp (i64), payload.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct PlainFraming;
@@ -56,10 +56,11 @@ pub struct PlainFraming;
 const PLAIN_HEADER: usize = 36;
 
 impl PlainFraming {
-    /// The largest frame, header included: [`crate::Journal::append`] refuses a larger one, and every frame up to it is read.
+    /// The largest frame, header included: [`crate::Journal::append`] refuses a larger one, and every frame up to it is
+    /// read.
     pub const MAX: usize = 2 << 30;
 
-    /// Builds one frame.
+    /// Encodes one frame.
     pub fn encode(base: i64, last: i64, epoch: i32, timestamp_ms: i64, payload: &[u8]) -> Bytes {
         let mut frame = BytesMut::with_capacity(PLAIN_HEADER + payload.len());
         frame.put_u32_le(
@@ -76,7 +77,7 @@ impl PlainFraming {
         frame.freeze()
     }
 
-    /// The payload of a whole frame; empty when the bytes are too short to be one.
+    /// The payload of a whole frame; empty if the bytes are too short.
     pub fn payload(frame: &[u8]) -> &[u8] {
         frame.get(PLAIN_HEADER..).unwrap_or_default()
     }
@@ -115,7 +116,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_plain_frame_reads_back_and_any_flipped_bit_is_seen() {
+    fn plain_frame_round_trips_and_any_flipped_bit_is_detected() {
         let frame = PlainFraming::encode(7, 9, 3, 1_000, b"payload");
         let peeked = PlainFraming.peek(&frame).unwrap();
         assert_eq!(peeked, Frame { len: frame.len(), base: 7, last: 9, epoch: 3, max_timestamp_ms: 1_000 });
@@ -129,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn every_frame_that_may_be_appended_is_read() {
+    fn every_frame_up_to_the_limit_is_read() {
         let header = |len: usize| {
             let mut frame = PlainFraming::encode(1, 1, 1, 1, b"").to_vec();
             frame[..4].copy_from_slice(&u32::try_from(len - 8).unwrap().to_le_bytes());
@@ -143,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn the_plain_frame_has_not_changed_on_disk() {
+    fn golden_plain_frame() {
         let frame = PlainFraming::encode(1, 2, 3, 4, b"moim");
         let hex: String = frame.iter().map(|byte| format!("{byte:02x}")).collect();
         assert_eq!(hex, "2000000067169f86010000000000000002000000000000000300000004000000000000006d6f696d");

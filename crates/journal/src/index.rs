@@ -1,8 +1,8 @@
-//! Where frames are inside one segment, sparsely.
+//! The sparse index of one segment: frame positions by offset and by timestamp.
 //!
-//! Every 16 KiB of segment has one entry (offset relative to the segment's base, position), every 64 KiB one entry
-//! of the greatest timestamp before it. Entries name exact frame starts. The index is a hint made from the
-//! segment: a missing or wrong file is rebuilt from the frames, never believed against them.
+//! Every 16 KiB of segment has one entry (offset relative to the segment's base, position), every 64 KiB one entry of
+//! the greatest timestamp before it. Entries name exact frame starts. The index is derived from the segment: a missing
+//! or damaged file is rebuilt from the frames, and frames always win.
 
 use crate::codec::{Input, Output};
 
@@ -25,7 +25,7 @@ pub(crate) struct Index {
 }
 
 impl Index {
-    /// Takes note of a frame at `pos`; `max_before_ms` is the greatest timestamp of the frames before it.
+    /// Adds a frame at `pos`; `max_before_ms` is the greatest timestamp of the frames before it.
     pub(crate) fn note(&mut self, relative: u32, pos: u32, max_before_ms: i64) {
         let far = |last: Option<u32>, step: u64| last.is_none_or(|last| u64::from(pos - last) >= step);
         if far(self.offsets.last().map(|entry| entry.1), OFFSET_STEP) {
@@ -54,23 +54,23 @@ impl Index {
         after.checked_sub(1).map(|at| self.times[at].1)
     }
 
-    /// The position of the last entry of either kind: whoever goes on noting takes up there. One of the two may be well past
-    /// the other.
+    /// The position of the last entry of either kind, where a rebuild continues. One of the two may be well past the
+    /// other.
     pub(crate) fn last_position(&self) -> Option<u32> {
         let (offset, time) = (self.offsets.last(), self.times.last());
         offset.map(|entry| entry.1).max(time.map(|entry| entry.1))
     }
 
-    /// Forgets entries at or past a position.
-    pub(crate) fn cut(&mut self, pos: u32) {
+    /// Drops entries at or past a position.
+    pub(crate) fn truncate(&mut self, pos: u32) {
         self.offsets.truncate(self.offsets.partition_point(|entry| entry.1 < pos));
         self.times.truncate(self.times.partition_point(|entry| entry.1 < pos));
     }
 
-    /// Puts the entries of an earlier part of the same segment in front.
+    /// Inserts the entries of an earlier part of the same segment in front.
     pub(crate) fn prepend(&mut self, mut earlier: Index) {
         if let Some(first) = self.offsets.first() {
-            earlier.cut(first.1);
+            earlier.truncate(first.1);
         }
         earlier.offsets.append(&mut self.offsets);
         earlier.times.append(&mut self.times);
@@ -97,7 +97,7 @@ impl Index {
         seal(out)
     }
 
-    /// Reads both files back; answers the index and the segment length it covers.
+    /// Decodes both files; returns the index and the segment length it covers.
     pub(crate) fn decode(offsets: &[u8], times: &[u8], base: i64) -> Option<(Index, u64)> {
         let (mut input, count, len) = open(offsets, OFFSET_MAGIC, base)?;
         let mut index = Index::default();
@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn entries_are_sparse_and_floors_find_the_last_one_below() {
+    fn entries_are_sparse_and_floor_finds_the_last_one_below() {
         let index = sample();
         assert_eq!(
             index.offsets,
@@ -176,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn who_goes_on_takes_up_past_both_kinds_of_entries() {
+    fn rebuild_continues_past_both_kinds_of_entries() {
         let mut index = Index::default();
         let note =
             |index: &mut Index, frame: u32| index.note(frame, 64 + frame * 5_000, i64::from(frame) * 10);
@@ -189,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn the_files_read_back_and_a_flipped_bit_makes_them_unusable() {
+    fn index_files_round_trip_and_a_flipped_bit_is_detected() {
         let index = sample();
         let (offsets, times) = (index.encode_offsets(5, 777), index.encode_times(5, 777));
         assert_eq!(Index::decode(&offsets, &times, 5), Some((index, 777)));

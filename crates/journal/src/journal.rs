@@ -1,14 +1,14 @@
-//! One journal: appending, reading, and what it keeps in memory.
+//! One journal: append, read, and its in-memory state.
 //!
-//! State lives behind one short lock that is never held across I/O, except the write itself of a `Replicated`
-//! append. Invariants:
-//! - `end` is where the next frame goes; the caller serialises appends and numbers them;
+//! State is behind one short lock that is never held across I/O, except for the write of a `Replicated` append.
+//! Invariants:
+//! - `end` is the offset of the next frame; the caller serialises appends and assigns offsets;
 //! - frames not yet in their segment file are in the ring, and leave it only when the file holds them;
 //! - the ring is a run of consecutive frames that ends at the newest frame appended through the commit log;
 //! - `durable` never passes a frame whose proof is not on stable storage (Replicated: in the kernel).
 //!
-//! Files of this module: `append.rs` takes frames in, `read.rs` gives them out, `behind.rs` moves them into segment
-//! files, `scrub.rs` verifies them, `maintain.rs` truncates, deletes and retains, `compact.rs` rewrites.
+//! Files of this module: `append.rs` appends frames, `read.rs` reads them, `behind.rs` writes them behind into segment
+//! files, `scrub.rs` verifies them, `maintain.rs` truncates, deletes and applies retention, `compact.rs` rewrites.
 
 mod append;
 mod attach;
@@ -42,15 +42,15 @@ use crate::segment::{self, Segment};
 use crate::store::Inner;
 use crate::types::{Durability, JournalId, SegmentInfo};
 
-/// A frame kept in memory.
+/// A frame in the ring.
 struct Recent {
     base: i64,
     last: i64,
     segment: i64,
     position: u64,
-    /// Whether its segment file holds it.
+    /// True if its segment file holds it.
     written: bool,
-    /// The patched first bytes of a large frame, whose rest is kept as it arrived; empty for a small one.
+    /// The patched first bytes of a large frame, whose body is kept as received; empty for a small frame.
     head: Bytes,
     frame: Bytes,
 }
@@ -61,7 +61,7 @@ impl Recent {
     }
 }
 
-/// What a ring entry costs besides its bytes.
+/// Memory of a ring entry beside its bytes.
 const RECENT_COST: usize = std::mem::size_of::<Recent>();
 
 struct State {
@@ -75,19 +75,19 @@ struct State {
     durability: Durability,
     segment_bytes: u64,
     snapshot: Option<(i64, Bytes)>,
-    /// Whether the record that introduces this journal is staged, or older than this run.
-    known: bool,
-    /// Large frames on their way into their segment; smaller ones queue behind them.
+    /// True if the Create record of this journal is staged, or older than this run.
+    create_staged: bool,
+    /// Large frames being written to their segment; smaller ones queue behind them.
     in_bypass: u32,
-    /// Counts Replicated writes; while it differs from `replicated_synced`, an fsync append must sync them first.
+    /// Counts Replicated writes; while it differs from `replicated_synced`, an Fsync append must sync them first.
     replicated_writes: u64,
     replicated_synced: u64,
     truncating: bool,
     damaged: bool,
-    /// Damaged by its meaning, not by its bytes.
+    /// Damaged although all checksums match: its content cannot be used.
     unusable: bool,
     deleted: bool,
-    /// Counts truncations: a compaction that overlaps one gives up.
+    /// Counts truncations: a compaction that overlaps one is abandoned.
     truncations: u64,
     /// What the last durable checkpoint holds of this journal: (truncations by then, synced end).
     checkpointed: Option<(u64, i64)>,
@@ -100,27 +100,27 @@ pub struct Journal {
     pub(crate) folder: String,
     framing: Arc<dyn Framing>,
     store: Arc<Inner>,
-    me: Weak<Journal>,
+    weak_self: Weak<Journal>,
     state: Mutex<State>,
-    /// Held while segment files are written behind, cut, swapped or captured. Never taken by the disk thread or
+    /// Held while segment files are written behind, truncated, swapped or captured. Never taken by the disk thread or
     /// under `state`.
     files: Mutex<()>,
-    /// What compaction has removed; read from its file when it is first asked for.
+    /// The compaction state; loaded from its file on first use.
     cleaned: Mutex<Option<Cleaned>>,
     end: AtomicI64,
     durable: AtomicI64,
     /// Records of this journal that are staged and not yet durable.
     pending: AtomicU32,
-    /// Number of the last group this journal was part of: finds each journal once per group.
+    /// Number of the last group this journal was part of: visits each journal once per group.
     group: AtomicU64,
     priority: AtomicBool,
-    /// Whether frames leave memory as soon as their segment has them.
-    fleeting: AtomicBool,
-    /// Which of them stay nevertheless, for somebody who is about to read them.
-    wanted_from: AtomicI64,
-    /// Whether the record that introduces this journal is durable.
-    introduced: Arc<AtomicBool>,
-    /// Mirror of `state.durability`, to decide before the lock whether a checksum is worth computing.
+    /// True if frames leave the ring as soon as their segment holds them.
+    uncached: AtomicBool,
+    /// Offset from which frames stay in the ring although the journal is uncached: a reader is about to read them.
+    cached_from: AtomicI64,
+    /// True if the Create record of this journal is durable.
+    create_durable: Arc<AtomicBool>,
+    /// Copy of `state.durability`, to decide before locking whether a checksum is worth computing.
     replicated: AtomicBool,
 }
 
@@ -130,12 +130,12 @@ impl Journal {
         self.state.locked().start
     }
 
-    /// What it reports progress under: the tag of whoever opened it first.
+    /// Tag under which it reports progress: that of the first caller that opened it.
     pub fn tag(&self) -> u64 {
         self.tag
     }
 
-    /// Next offset.
+    /// Log end offset.
     pub fn end(&self) -> i64 {
         self.end.load(Ordering::Acquire)
     }
@@ -145,7 +145,7 @@ impl Journal {
         self.durable.load(Ordering::Acquire)
     }
 
-    /// Which journal this is.
+    /// The journal's id.
     pub fn id(&self) -> JournalId {
         self.id
     }
@@ -155,59 +155,60 @@ impl Journal {
         &self.folder
     }
 
-    /// Whether damage was found in it.
+    /// True if the journal is damaged.
     pub fn is_damaged(&self) -> bool {
         self.state.locked().damaged
     }
 
-    /// What is in it cannot be used, although its checksums are right: nothing more is appended, and the node hears of it.
+    /// Marks the journal as damaged although its checksums match: its content cannot be used. Appends are refused from
+    /// now on, and the node is notified.
     pub fn mark_damaged(&self) {
         let mut state = self.state.locked();
         state.unusable = true;
         self.note_damage(&mut state);
     }
 
-    /// Whether it is damaged, and another copy of the same frames would not be: one whose checksums are right may be like
-    /// this one.
+    /// True if the journal is damaged and a copy from another replica would repair it. If the checksums match, another
+    /// replica may hold the same unusable frames.
     pub fn is_repairable(&self) -> bool {
         let state = self.state.locked();
         state.damaged && !state.unusable
     }
 
-    /// What is kept beside the journal and belongs to it, a snapshot of its frames, is damaged: the copy is worth nothing
-    /// without it.
+    /// Marks the journal as damaged because a file that belongs to it, such as a snapshot of its frames, is damaged:
+    /// the replica is worth nothing without it.
     pub fn set_damaged(&self, why: &str) {
         if self.note_damage(&mut self.state.locked()) {
-            tracing::error!(journal = %self.id, why, "journal is damaged");
+            tracing::error!(journal = %self.id, why, "journal damaged");
         }
     }
 
-    /// Nothing more is appended, and the node hears of it. Answers whether this is news.
+    /// Refuses further appends and notifies the node. Returns true on the first call.
     fn note_damage(&self, state: &mut State) -> bool {
-        let news = !std::mem::replace(&mut state.damaged, true);
-        if news {
+        let is_first = !std::mem::replace(&mut state.damaged, true);
+        if is_first {
             self.store.note_damage();
         }
-        news
+        is_first
     }
 
-    /// The leader-epoch table: (epoch, first offset).
+    /// The leader-epoch table: (epoch, start offset).
     pub fn epochs(&self) -> Vec<(i32, i64)> {
         self.state.locked().epochs.to_vec()
     }
 
-    /// The greatest known epoch at or below `epoch` and the offset where it ends; (-1, -1) when there is none.
+    /// The greatest known epoch at or below `epoch` and its end offset; (-1, -1) if there is no such epoch.
     pub fn end_offset_for_epoch(&self, epoch: i32) -> (i32, i64) {
         let state = self.state.locked();
         state.epochs.end_offset(epoch, state.end)
     }
 
-    /// The epoch in force just before `offset`.
+    /// The leader epoch in force just before `offset`.
     pub fn epoch_before(&self, offset: i64) -> Option<i32> {
         self.state.locked().epochs.before(offset)
     }
 
-    /// The frames these bytes are, back to back; `None` when one of them is not intact or they are not all.
+    /// Splits bytes into frames; `None` if a frame is damaged, misplaced or incomplete.
     pub fn split(&self, bytes: &[u8]) -> Option<Vec<Frame>> {
         let mut frames = Vec::new();
         let mut rest = bytes;
@@ -242,7 +243,7 @@ impl Journal {
         state.segments.iter().enumerate().map(|(at, segment)| segment.info(at < newest)).collect()
     }
 
-    /// What its appends wait for.
+    /// When its appends count as durable.
     pub fn durability(&self) -> Durability {
         self.state.locked().durability
     }
@@ -255,8 +256,8 @@ impl Journal {
         self.replicated.store(durability == Durability::Replicated, Ordering::Relaxed);
     }
 
-    /// Lets this journal's small appends go first in every group. To be called before its first append: answers
-    /// false, and does nothing, while appends are under way.
+    /// Gives this journal's small appends priority in every group. Call it before the first append: returns false, and
+    /// does nothing, while appends are pending.
     pub fn set_priority(&self, priority: bool) -> bool {
         let _state = self.state.locked();
         let idle = self.pending.load(Ordering::Acquire) == 0;
@@ -266,28 +267,28 @@ impl Journal {
         idle
     }
 
-    /// Lets frames leave memory as soon as they are in their segment, and brings them there in smaller steps. For a
-    /// journal that is read back once, at a restart: others are read from memory while they are recent.
-    pub fn set_fleeting(&self, fleeting: bool) {
-        self.fleeting.store(fleeting, Ordering::Relaxed);
+    /// Lets frames leave the ring as soon as they are in their segment, and writes them behind in smaller steps. For a
+    /// journal that is only read at a restart: other journals are read from memory while frames are recent.
+    pub fn set_uncached(&self, uncached: bool) {
+        self.uncached.store(uncached, Ordering::Relaxed);
     }
 
-    /// Frames from here on are about to be read: they stay in memory while there is room, although the journal is
-    /// fleeting.
-    pub fn set_wanted_from(&self, offset: i64) {
-        self.wanted_from.store(offset, Ordering::Relaxed);
+    /// Keeps frames from this offset on in the ring while memory allows, although the journal is uncached: a reader is
+    /// about to read them.
+    pub fn set_cached_from(&self, offset: i64) {
+        self.cached_from.store(offset, Ordering::Relaxed);
     }
 
-    pub(crate) fn wanted_from(&self) -> i64 {
-        self.wanted_from.load(Ordering::Relaxed)
+    pub(crate) fn cached_from(&self) -> i64 {
+        self.cached_from.load(Ordering::Relaxed)
     }
 
-    pub(crate) fn is_fleeting(&self) -> bool {
-        self.fleeting.load(Ordering::Relaxed)
+    pub(crate) fn is_uncached(&self) -> bool {
+        self.uncached.load(Ordering::Relaxed)
     }
 
-    /// Keeps a small blob with the journal, written with the next checkpoint. At most 4 MiB, larger ones are
-    /// ignored: a snapshot only shortens a replay.
+    /// Stores a small blob with the journal, written with the next checkpoint. At most 4 MiB; a larger one is ignored,
+    /// because a snapshot only shortens a replay.
     pub fn put_snapshot(&self, offset: i64, bytes: Bytes) {
         const MAX: usize = 4 << 20;
         if bytes.len() <= MAX {
@@ -296,7 +297,7 @@ impl Journal {
         }
     }
 
-    /// The newest snapshot whose offset is at most the end.
+    /// The newest snapshot whose offset is at most the log end.
     pub fn snapshot(&self) -> Option<(i64, Bytes)> {
         self.state.locked().snapshot.clone()
     }
@@ -309,7 +310,7 @@ impl Journal {
         self.store.dir.join(&self.folder)
     }
 
-    /// Told by the disk thread: a record of this journal is durable. A frame's end moves the durable end.
+    /// On a durable record of this journal, from the disk thread. A frame's end advances the durable end.
     pub(crate) fn on_durable(&self, frame_end: Option<i64>) {
         if let Some(end) = frame_end {
             self.durable.store(end, Ordering::Release);
@@ -317,12 +318,12 @@ impl Journal {
         self.pending.fetch_sub(1, Ordering::AcqRel);
     }
 
-    /// Whether this is the first look at this journal in the group with this number.
+    /// True if this is the first visit of this journal in the group with this number.
     pub(crate) fn first_in_group(&self, group: u64) -> bool {
         self.group.swap(group, Ordering::Relaxed) != group
     }
 
-    /// The segment's file; opened if it is not, created if it does not exist and `create` says so.
+    /// The segment's file; opened if it is closed, created if it does not exist and `create` is true.
     pub(crate) fn segment_file(&self, base: i64, create: bool) -> io::Result<Arc<dyn DiskFile>> {
         if let Some(file) = self.state.locked().open_file(base) {
             return Ok(file);
@@ -352,8 +353,8 @@ impl Journal {
         Ok(file)
     }
 
-    /// Lets go of a segment's descriptor unless it was used since the last look. Answers whether it is closed now;
-    /// `None` when the journal is busy.
+    /// Closes a segment's file descriptor unless it was used since the last call. Returns whether it is closed; `None`
+    /// if the journal is busy.
     pub(crate) fn close_if_unused(&self, base: i64) -> Option<bool> {
         let mut state = self.state.try_lock().ok()?;
         let Some(segment) = state.segment(base) else { return Some(true) };
@@ -382,7 +383,7 @@ impl State {
         segment.file.clone()
     }
 
-    /// Up to where everything is in segment files: (segment, position, offset).
+    /// The point up to which everything is in segment files: (segment, position, offset).
     fn behind_point(&self) -> Option<(i64, u64, i64)> {
         match self.recent.get(self.written) {
             Some(first) => Some((first.segment, first.position, first.base)),
@@ -392,7 +393,7 @@ impl State {
         }
     }
 
-    /// The active segment with room for a frame; seals the old one where it must.
+    /// Ensures that the active segment has space for a frame; seals the old one and rolls if it must.
     fn roll_for(&mut self, frame: &Frame, now_ms: i64) {
         let bytes = frame.len as u64;
         let fits =
@@ -416,8 +417,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_idle_journal_is_small() {
-        // Besides the structure itself: its folder's name, a map entry, one segment if it was ever written to.
+    fn idle_journal_takes_little_memory() {
+        // Beside the structure itself: its folder name, a map entry, one segment if it was ever written to.
         let resident = size_of::<Journal>() + size_of::<Segment>() + 256;
         assert!(resident <= 1_536, "{resident} bytes");
     }

@@ -1,15 +1,16 @@
 //! Segmented append-only logs that share one fsync.
 //!
-//! A [`Store`] owns one data directory. In it live many [`Journal`]s (a journal is one partition, one shard or
-//! one Raft log) and one commit log. Small appends of every journal go into the commit log and share its
-//! fsync; each journal's own segment files are written behind and synced at checkpoints, after which the
-//! commit log is recycled. Large appends go straight to their segment and leave a pointer in the commit log.
+//! A [`Store`] owns one data directory with many [`Journal`]s (a journal is one partition, one shard or one Raft log)
+//! and one commit log, the write-ahead log that all journals share. Small appends of every journal go into the commit
+//! log and share its fsync (group commit); each journal's own segment files are written behind and synced at
+//! checkpoints, after which the commit log is recycled. Large appends bypass the commit log: they go straight to their
+//! segment and leave a pointer record in the commit log.
 //!
 //! Invariants of the crate:
-//! - nothing is reported durable before the bytes that prove it are on stable storage
-//!   ([`Durability::Replicated`]: in the kernel), and a journal's durable end is a contiguous prefix;
-//! - all time comes from `moim_base::Clock`, all I/O through [`Disk`], so that a simulator runs this very code;
-//! - a failed sync ends the process, it is never retried;
+//! - nothing is reported durable before the bytes that prove it are on stable storage ([`Durability::Replicated`]: in
+//!   the kernel), and a journal's durable end is a contiguous prefix;
+//! - all time comes from `moim_base::Clock`, all I/O through [`Disk`], so that the simulator runs this very code;
+//! - a failed fsync stops the process, it is never retried;
 //! - no file that this crate did not write is ever deleted.
 //!
 //! The ordering proofs are in `docs/journal.md`.

@@ -1,19 +1,19 @@
-//! Known bugs that a test can switch on, to show that the simulator finds them. Compiled with the feature `planted`
-//! alone, and switched off even then; no product has it.
+//! Known bugs that a test can switch on, to show that the simulator finds them. Compiled only with the feature
+//! `planted`, and off by default even then; no product has it.
 
 use std::cell::Cell;
 
 /// A bug that was fixed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Bug {
-    /// Frames of a segment are used without a look at their checksums.
+    /// Frames of a segment are used without verifying their checksums.
     UnverifiedSegment,
-    /// A commit-log record that cannot be read ends the log, although a later group vouches for it.
+    /// An unreadable commit-log record ends the log, although a later group proves that it was synced.
     BadRecordEndsLog,
 }
 
 impl Bug {
-    /// All of them.
+    /// All planted bugs.
     pub const ALL: [Self; 2] = [Self::UnverifiedSegment, Self::BadRecordEndsLog];
 }
 
@@ -21,12 +21,12 @@ thread_local! {
     static PLANTED: Cell<Option<Bug>> = const { Cell::new(None) };
 }
 
-/// Switches one on for this thread, or all off.
+/// Switches one bug on for this thread, or all off.
 pub fn plant(bug: Option<Bug>) {
     PLANTED.set(bug);
 }
 
-/// Whether this one is on.
+/// True if this bug is on.
 pub fn is_on(bug: Bug) -> bool {
     PLANTED.get() == Some(bug)
 }

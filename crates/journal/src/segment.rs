@@ -1,8 +1,8 @@
-//! One segment: its file header, its place in memory, and walking its frames.
+//! One segment: its file header, its in-memory state, and walking its frames.
 //!
-//! A segment file is a 64-byte header, then frames exactly as they arrived. Its name is its base offset in twenty
-//! digits. Invariant: positions handed out are those of whole frames; frames of the active segment follow one
-//! another without gaps in offsets, those of a compacted one may leave offsets out.
+//! A segment file is a 64-byte header, then frames exactly as received. Its name is its base offset in twenty digits.
+//! Invariant: positions are those of whole frames; frames of the active segment have contiguous offsets, those of a
+//! compacted one may have gaps.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -22,10 +22,10 @@ pub(crate) const MAX_BYTES: u64 = 4 << 30;
 pub(crate) const VERSION: u32 = 1;
 
 const MAGIC: &[u8; 8] = b"MOIMSEG\n";
-/// A header that differs in no more bits is damaged; another header has another checksum as well.
-const MAX_ROTTEN_BITS: u32 = 4;
+/// A header that differs in at most this many bits is damaged; a different header has a different checksum as well.
+const MAX_FLIPPED_BITS: u32 = 4;
 
-/// What the checkpoint keeps of a segment.
+/// Image of a segment in the checkpoint.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct SegmentImage {
     pub(crate) base: i64,
@@ -34,7 +34,7 @@ pub(crate) struct SegmentImage {
     pub(crate) max_timestamp_ms: i64,
     /// Base offset of the frame with the greatest timestamp.
     pub(crate) max_timestamp_base: i64,
-    /// Whether compaction wrote it: offsets may be left out.
+    /// True if compaction wrote it: offsets may have gaps.
     pub(crate) compacted: bool,
 }
 
@@ -42,31 +42,31 @@ pub(crate) struct SegmentImage {
 pub(crate) struct Segment {
     pub(crate) image: SegmentImage,
     pub(crate) index: Index,
-    /// Whether `index` covers the segment from its first frame.
+    /// True if `index` covers the segment from its first frame.
     pub(crate) index_complete: bool,
     /// Segment length that the index files on disk cover.
     pub(crate) index_saved: u64,
     pub(crate) file: Option<Arc<dyn DiskFile>>,
-    /// Whether the file exists.
+    /// True if the file exists.
     pub(crate) exists: bool,
-    /// Bytes written since the last sync.
+    /// Written since the last fsync.
     pub(crate) dirty: bool,
     /// A checkpoint has taken `dirty` and not synced yet.
     pub(crate) syncing: bool,
-    /// Reserved up to here.
+    /// End of the preallocated space.
     pub(crate) allocated: u64,
-    /// Wall time of its first append here, for rolling by age.
+    /// Wall-clock time of its first append here, for rolls by age.
     pub(crate) created_ms: i64,
-    /// Used since the last look of the descriptor sweep.
+    /// Used since the last descriptor sweep.
     pub(crate) used: bool,
     /// Where the last reads ended: sequential readers start there.
     pub(crate) hints: [(i64, u64); 2],
-    /// Which of its bytes were verified, or written, since the process began.
+    /// The bytes verified, or written, since the process started.
     pub(crate) verified: Verified,
 }
 
-/// The bytes of a segment file that may be used and sent: written by this process, or read back whole since it began.
-/// Invariant: ranges are those of whole frames, sorted, and do not touch.
+/// The bytes of a segment file that may be used and sent: written by this process, or verified since it started.
+/// Invariant: ranges are those of whole frames, sorted, and not adjacent.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Verified {
     ranges: Vec<(u64, u64)>,
@@ -75,7 +75,7 @@ pub(crate) struct Verified {
 }
 
 impl Verified {
-    /// Most ranges that are kept; readers all over the segment may verify some bytes again.
+    /// Maximum number of ranges; readers all over the segment may verify some bytes again.
     const MAX: usize = 64;
 
     pub(crate) fn new(ranges: &[(u64, u64)], written_from: u64) -> Self {
@@ -88,7 +88,7 @@ impl Verified {
         Self { ranges: Vec::new(), written_from: position }
     }
 
-    /// Up to where everything from this position on may be used.
+    /// The end of the verified bytes from this position on.
     pub(crate) fn until(&self, from: u64) -> u64 {
         let at = self.ranges.partition_point(|range| range.0 <= from).checked_sub(1);
         let end = at.map_or(from, |at| self.ranges[at].1.max(from));
@@ -112,8 +112,8 @@ impl Verified {
         }
     }
 
-    /// The file ends here, and goes on with what this process writes.
-    pub(crate) fn cut(&mut self, position: u64) {
+    /// Truncates at a position; later bytes are written by this process.
+    pub(crate) fn truncate(&mut self, position: u64) {
         self.written_from = self.written_from.min(position);
         self.ranges.retain_mut(|range| {
             range.1 = range.1.min(position);
@@ -161,7 +161,7 @@ impl Segment {
         self.image.len <= HEADER
     }
 
-    /// Takes note of a frame at the end of the segment.
+    /// Adds a frame at the end of the segment.
     pub(crate) fn push(&mut self, frame: &Frame) {
         let relative =
             u32::try_from(frame.base - self.image.base).expect("a roll keeps offsets within 32 bits");
@@ -170,14 +170,14 @@ impl Segment {
         self.image.push(frame);
     }
 
-    /// Whether a frame of this size and last offset still fits.
+    /// True if a frame of this size and last offset still fits.
     pub(crate) fn fits(&self, last: i64, bytes: u64, segment_bytes: u64) -> bool {
         let len = self.image.len + bytes;
         let near = last - self.image.base < i64::from(u32::MAX);
         (len <= segment_bytes || self.is_empty()) && len < MAX_BYTES && near
     }
 
-    /// Reserves space for what comes, in steps that grow with the segment: a small partition costs little.
+    /// Preallocates space in steps that grow with the segment: a small partition costs little.
     pub(crate) fn reserve(&mut self, file: &dyn DiskFile, bytes: u64, segment_bytes: u64) -> io::Result<()> {
         let need = self.image.len + bytes;
         if need > self.allocated {
@@ -189,7 +189,7 @@ impl Segment {
         Ok(())
     }
 
-    /// The point at the very end of this segment, as `behind_point` would say it.
+    /// The end of this segment, in the form of `behind_point`.
     pub(crate) fn at_end(&self) -> Option<(i64, u64, i64)> {
         Some((self.image.base, self.image.len, self.image.end))
     }
@@ -207,7 +207,7 @@ impl Segment {
 }
 
 impl SegmentImage {
-    /// Takes note of a frame at the end of the segment.
+    /// Adds a frame at the end of the segment.
     pub(crate) fn push(&mut self, frame: &Frame) {
         if frame.max_timestamp_ms > self.max_timestamp_ms {
             self.max_timestamp_ms = frame.max_timestamp_ms;
@@ -263,12 +263,12 @@ pub(crate) fn encode_header(id: JournalId, base: i64) -> [u8; HEADER as usize] {
     out.try_into().expect("the header was padded to its size")
 }
 
-/// What a segment file's header turned out to be.
+/// State of a segment file's header.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum HeaderState {
-    Ours,
-    /// Ours but for a few flipped bits: it says nothing that its name does not say, so it is written anew.
-    Rotten,
+    Valid,
+    /// Valid except for a few flipped bits: it says nothing that its name does not say, so it is rewritten.
+    Corrupt,
     TooNew(u32),
     Foreign,
 }
@@ -276,12 +276,12 @@ pub(crate) enum HeaderState {
 /// Checks the header of a segment file.
 pub(crate) fn check_header(bytes: &[u8], id: JournalId, base: i64) -> HeaderState {
     if bytes == encode_header(id, base) {
-        return HeaderState::Ours;
+        return HeaderState::Valid;
     }
     let expected = encode_header(id, base);
     let flipped: u32 = bytes.iter().zip(expected).map(|(found, wanted)| (found ^ wanted).count_ones()).sum();
-    if bytes.len() == expected.len() && flipped <= MAX_ROTTEN_BITS {
-        return HeaderState::Rotten;
+    if bytes.len() == expected.len() && flipped <= MAX_FLIPPED_BITS {
+        return HeaderState::Corrupt;
     }
     let mut input = Input::new(bytes);
     match (input.bytes(8), input.u32()) {
@@ -291,15 +291,15 @@ pub(crate) fn check_header(bytes: &[u8], id: JournalId, base: i64) -> HeaderStat
 }
 
 /// Why a walk over frames stopped early.
-pub(crate) enum Walk {
-    /// The bytes at this position are no frame.
-    Bad(u64),
+pub(crate) enum WalkError {
+    /// The bytes at this position are not a valid frame.
+    BadFrame(u64),
     Io(io::Error),
 }
 
-impl From<io::Error> for Walk {
+impl From<io::Error> for WalkError {
     fn from(error: io::Error) -> Self {
-        Walk::Io(error)
+        WalkError::Io(error)
     }
 }
 
@@ -307,7 +307,7 @@ impl From<io::Error> for Walk {
 pub(crate) struct FrameReader<'a> {
     file: &'a dyn DiskFile,
     framing: &'a dyn Framing,
-    /// Nothing at or past this position is looked at.
+    /// Nothing at or past this position is read.
     limit: u64,
     block: usize,
     buffer: Vec<u8>,
@@ -319,7 +319,7 @@ pub(crate) struct FrameReader<'a> {
 }
 
 impl<'a> FrameReader<'a> {
-    /// `block` is how much to read ahead: small to look at headers, large to read everything.
+    /// `block` is the read-ahead: small to read headers, large to read everything.
     pub(crate) fn new(file: &'a dyn DiskFile, framing: &'a dyn Framing, limit: u64, block: usize) -> Self {
         Self { file, framing, limit, block, buffer: Vec::new(), at: 0, filled: 0, bytes_read: 0 }
     }
@@ -346,21 +346,23 @@ impl<'a> FrameReader<'a> {
     }
 
     /// The header of the frame at `pos`; `None` at the limit.
-    pub(crate) fn header(&mut self, pos: u64) -> Result<Option<Frame>, Walk> {
+    pub(crate) fn header(&mut self, pos: u64) -> Result<Option<Frame>, WalkError> {
         if pos >= self.limit {
             return Ok(None);
         }
         let (framing, limit) = (self.framing, self.limit);
-        let Some(header) = self.window(pos, framing.header_len())? else { return Err(Walk::Bad(pos)) };
+        let Some(header) = self.window(pos, framing.header_len())? else {
+            return Err(WalkError::BadFrame(pos));
+        };
         match framing.peek(header) {
             Some(frame) if frame.len > 0 && frame.last >= frame.base && frame.len as u64 <= limit - pos => {
                 Ok(Some(frame))
             }
-            _ => Err(Walk::Bad(pos)),
+            _ => Err(WalkError::BadFrame(pos)),
         }
     }
 
-    /// The next whole frame after a place where there is none, with its position. Its offsets lie within these.
+    /// The next valid frame after a position without one, with its position. Its offsets lie within these.
     pub(crate) fn resync(
         &mut self,
         pos: u64,
@@ -370,25 +372,25 @@ impl<'a> FrameReader<'a> {
             let inside = |frame: &Frame| frame.base >= offsets.start && frame.last < offsets.end;
             match self.header(pos) {
                 Ok(Some(frame)) if inside(&frame) => {}
-                Ok(_) | Err(Walk::Bad(_)) => continue,
-                Err(Walk::Io(error)) => return Err(error),
+                Ok(_) | Err(WalkError::BadFrame(_)) => continue,
+                Err(WalkError::Io(error)) => return Err(error),
             }
             match self.frame(pos) {
                 Ok(Some((frame, _))) => return Ok(Some((pos, frame))),
-                Ok(None) | Err(Walk::Bad(_)) => {}
-                Err(Walk::Io(error)) => return Err(error),
+                Ok(None) | Err(WalkError::BadFrame(_)) => {}
+                Err(WalkError::Io(error)) => return Err(error),
             }
         }
         Ok(None)
     }
 
-    /// The whole frame at `pos`, verified; `None` at the limit.
-    pub(crate) fn frame(&mut self, pos: u64) -> Result<Option<(Frame, &[u8])>, Walk> {
+    /// The valid frame at `pos`; `None` at the limit.
+    pub(crate) fn frame(&mut self, pos: u64) -> Result<Option<(Frame, &[u8])>, WalkError> {
         let Some(frame) = self.header(pos)? else { return Ok(None) };
         let framing = self.framing;
         match self.window(pos, frame.len)? {
             Some(bytes) if framing.verify(bytes) => Ok(Some((frame, bytes))),
-            _ => Err(Walk::Bad(pos)),
+            _ => Err(WalkError::BadFrame(pos)),
         }
     }
 }
@@ -398,7 +400,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_segment_header_has_not_changed_on_disk() {
+    fn golden_segment_header() {
         let id = JournalId { incarnation: 0x0102_0304, part: 5 };
         let hex: String = encode_header(id, 42).iter().map(|byte| format!("{byte:02x}")).collect();
         assert_eq!(
@@ -411,23 +413,23 @@ mod tests {
     }
 
     #[test]
-    fn a_newer_version_is_told_from_a_foreign_file() {
+    fn newer_version_is_distinguished_from_a_foreign_file() {
         let id = JournalId { incarnation: 1, part: 2 };
         let mut header = encode_header(id, 42);
-        assert_eq!(check_header(&header, id, 42), HeaderState::Ours);
+        assert_eq!(check_header(&header, id, 42), HeaderState::Valid);
         assert_eq!(check_header(&header, id, 43), HeaderState::Foreign);
         header[20] ^= 8;
-        assert_eq!(check_header(&header, id, 42), HeaderState::Rotten);
+        assert_eq!(check_header(&header, id, 42), HeaderState::Corrupt);
         header[20] ^= 8;
         header[8] = 9;
-        assert_eq!(check_header(&header, id, 42), HeaderState::Rotten, "a newer one has another checksum");
+        assert_eq!(check_header(&header, id, 42), HeaderState::Corrupt, "a newer one has another checksum");
         header[60..].fill(0x5a);
         assert_eq!(check_header(&header, id, 42), HeaderState::TooNew(9));
         assert_eq!(check_header(&[0; 64], id, 42), HeaderState::Foreign);
     }
 
     #[test]
-    fn verified_ranges_merge_and_what_this_process_writes_needs_no_look() {
+    fn verified_ranges_merge_and_written_bytes_are_verified() {
         let mut verified = Verified::written_from(1_000);
         let check = |verified: &Verified, from, to, covered| {
             assert_eq!(verified.until(from) >= to, covered, "{from}..{to} in {verified:?}");
@@ -444,10 +446,10 @@ mod tests {
         assert_eq!(verified.ranges, [(50, 1_000)]);
         check(&verified, 60, 5_000, true);
         check(&verified, 40, 60, false);
-        verified.cut(500);
+        verified.truncate(500);
         check(&verified, 60, 5_000, true);
         assert_eq!((verified.ranges.as_slice(), verified.written_from), (&[(50, 500)][..], 500));
-        verified.cut(50);
+        verified.truncate(50);
         assert_eq!(verified, Verified::written_from(50));
         for at in 0..200 {
             verified = Verified { written_from: 1 << 20, ..verified };
@@ -457,7 +459,7 @@ mod tests {
     }
 
     #[test]
-    fn segment_names_read_back() {
+    fn segment_names_round_trip() {
         assert_eq!(base_of("00000000000000000042.log"), Some(42));
         assert_eq!(base_of("42.log"), None);
         assert_eq!(base_of("00000000000000000042.index"), None);

@@ -1,14 +1,15 @@
 //! The store: one data directory, its commit log and its journals.
 //!
-//! Who does what: `store/commit.rs` is the disk thread's work (group commit) and the bypass thread's (large frames),
-//! `store/behind.rs` the write-behind thread's (segments, checkpoints, free space, unlinking), `store/recover.rs`
-//! opens a directory, `store/upgrade.rs` one of the previous format version. Each is a function that does one round, so that [`Store::pump`] runs the same code on one thread.
+//! `store/commit.rs` is the work of the disk thread (group commit) and of the bypass thread (large frames),
+//! `store/behind.rs` that of the write-behind thread (segments, checkpoints, free space, unlinking), `store/recover.rs`
+//! opens a directory, `store/upgrade.rs` upgrades one of the previous format version. Each is a function that does one
+//! round, so that [`Store::pump`] runs the same code on one thread.
 //!
 //! Lock order, outermost first: `checkpointing`, `images`, a journal's `files`, `opening`, a journal's `state`, then
 //! the queues (`stage`, `bypass`, `behind`), which are leaves. The disk thread takes no journal lock while it commits.
 //!
-//! Directory: `checkpoint`, `clean` (only after a clean stop), `lock`, `commit/`, `trash/` (deleted journals on their way
-//! out), `lost+found/` (what was in the way and is not ours to delete), and the journals' folders.
+//! Directory: `checkpoint`, `clean` (only after a clean stop), `lock`, `commit/`, `trash/` (deleted journals not yet
+//! unlinked), `lost+found/` (foreign files that were in the way), and the journals' folders.
 
 mod behind;
 mod commit;
@@ -26,7 +27,7 @@ use std::time::Duration;
 
 use moim_base::Clock;
 
-use self::behind::{Behind, ScrubPlace};
+use self::behind::{Behind, ScrubPosition};
 pub(crate) use self::commit::BypassItem;
 use self::commit::{Bypass, Committer};
 use self::files::OpenFiles;
@@ -43,7 +44,7 @@ use crate::types::{
     ScrubReport, StoreOptions, StoreStats,
 };
 
-/// The share of `min_free_bytes` that stays free of priority journals, too.
+/// The fraction of `min_free_bytes` that priority journals must leave free, too.
 const RESERVE_SHARE: u64 = 4;
 
 /// Many journals and the commit log they share. Cheap to clone.
@@ -52,7 +53,7 @@ pub struct Store {
     inner: Arc<Handle>,
 }
 
-/// What all clones of a [`Store`] share; ends the store's threads when the last one goes.
+/// Shared by all clones of a [`Store`]; stops the store's threads when the last one is dropped.
 struct Handle(Arc<Inner>);
 
 impl std::ops::Deref for Handle {
@@ -76,13 +77,13 @@ struct Counters {
     damages: AtomicU64,
 }
 
-/// What the store's parts share.
+/// State shared by the store's parts.
 pub(crate) struct Inner {
     pub(crate) dir: PathBuf,
     pub(crate) disk: Arc<dyn Disk>,
     pub(crate) clock: Arc<dyn Clock>,
     options: StoreOptions,
-    /// Frames at least this large go straight to their segment.
+    /// Frames at least this large bypass the commit log.
     pub(crate) bypass_from: usize,
     /// The largest frame the commit log takes at all.
     pub(crate) max_record: usize,
@@ -97,7 +98,7 @@ pub(crate) struct Inner {
     behind_wake: Condvar,
     /// Ordered, so that the same history touches the disk in the same order.
     journals: RwLock<BTreeMap<JournalId, Arc<Journal>>>,
-    /// Journals that recovery found and nobody has opened yet.
+    /// Recovered journals that are not opened yet.
     images: Mutex<BTreeMap<JournalId, Recovered>>,
     /// Only one thread opens or creates a segment file at a time.
     pub(crate) opening: Mutex<()>,
@@ -109,13 +110,13 @@ pub(crate) struct Inner {
     dirty: AtomicBool,
     /// Folders whose names changed and are not synced.
     dirty_dirs: Mutex<std::collections::BTreeSet<PathBuf>>,
-    /// Too little free disk, by the last look.
+    /// Too little free disk space at the last poll.
     low_space: AtomicBool,
-    /// A write failed for lack of space and has not succeeded since.
+    /// A write failed for lack of space and no write has succeeded since.
     no_space: AtomicBool,
-    /// When the last group was committed that nothing vouches for yet, in monotonic milliseconds; 0 when the log is sealed.
+    /// When the last unsealed group was committed, in monotonic milliseconds; 0 when the log is sealed.
     unsealed_since_ms: AtomicU64,
-    /// A seal is on its way into the log.
+    /// A Seal record is staged.
     sealing: AtomicBool,
     /// The commit log is waiting for a checkpoint.
     log_full: AtomicBool,
@@ -123,7 +124,7 @@ pub(crate) struct Inner {
     dead: AtomicBool,
     /// One checkpoint at a time.
     checkpointing: Mutex<()>,
-    /// Where the last durable checkpoint left the commit log.
+    /// The floor of the last durable checkpoint in the commit log.
     floor: Mutex<LogPoint>,
     /// Files that recovery wrote to, to be synced by the first checkpoint.
     redone: Mutex<Vec<PathBuf>>,
@@ -135,19 +136,20 @@ pub(crate) struct Inner {
     recovery: Mutex<RecoveryReport>,
     was_clean: bool,
     counters: Counters,
-    scrub: Mutex<Option<ScrubPlace>>,
+    scrub: Mutex<Option<ScrubPosition>>,
     aside: AtomicU64,
-    /// The commit log's generation when this run began, and the swaps since.
+    /// The commit log's generation when this run began; with the swap counter it names swaps uniquely.
     first_generation: u64,
-    /// Everything before this is durable, and the journals know it. Never past the log's durable point.
-    announced: Mutex<LogPoint>,
+    /// Everything before this point is durable, and the journals' durable ends say so. Never past the log's durable
+    /// point.
+    published: Mutex<LogPoint>,
     swaps: AtomicU64,
-    /// Keeps other processes out while it lives.
+    /// Locks out other processes while it lives.
     lock: Mutex<Option<Arc<dyn DiskFile>>>,
 }
 
 impl Store {
-    /// Opens a data directory, creating it if need be, and recovers what the last run left.
+    /// Opens a data directory, creating it if needed, and recovers the state of the last run.
     pub fn open(
         dir: &Path,
         disk: Arc<dyn Disk>,
@@ -157,7 +159,8 @@ impl Store {
         Ok(Store { inner: Arc::new(Handle(Arc::new(Inner::open(dir, disk, clock, options)?))) })
     }
 
-    /// Starts the disk thread and its two helpers. Without it, [`Store::pump`] does their work.
+    /// Starts the disk thread, the bypass thread and the write-behind thread. Without it, [`Store::pump`] does their
+    /// work.
     pub fn start(&self) {
         let inner = &self.inner.0;
         if inner.running.swap(true, Ordering::SeqCst) {
@@ -184,57 +187,58 @@ impl Store {
         committed || behind
     }
 
-    /// The calling thread is about to rest, or has done this much and goes on with somebody else's work. From the first call on,
-    /// what it appends is gathered and goes to the disk together: when it rests the next time, or after some more work. For
-    /// event loops, of one store each, which call it before they end, too.
+    /// The calling thread is about to sleep, or has done this much work and continues for another client. From the
+    /// first call on, its appends are gathered and committed together: when it sleeps the next time, or after some more
+    /// work. For event loops, of one store each, which must also call it before they end.
     pub fn rest(&self, done: Option<usize>) {
         self.inner.stage.rest(done);
     }
 
-    /// Who is told about durable appends.
+    /// Sets the receiver of durable-end notifications.
     pub fn set_sink(&self, sink: Arc<dyn DurableSink>) {
-        *self.inner.sink.write().expect("nobody panics holding the sink") = Some(sink);
+        *self.inner.sink.write().expect("sink lock poisoned") = Some(sink);
     }
 
-    /// The journals that exist: those recovery found and those written since.
+    /// The journals that exist: recovered ones and those written since.
     pub fn journals(&self) -> Vec<(JournalId, String)> {
         let images = self.inner.images.locked();
         let mut all: Vec<_> =
             images.values().map(|found| (found.image.id, found.image.folder.clone())).collect();
         drop(images);
-        let open = self.inner.journals.read().expect("nobody panics holding the map");
+        let open = self.inner.journals.read().expect("journal map lock poisoned");
         all.extend(open.values().map(|journal| (journal.id, journal.folder.clone())));
         all.sort();
         all
     }
 
-    /// The journals that are open.
+    /// The open journals.
     pub fn open_journals(&self) -> Vec<Arc<Journal>> {
-        let open = self.inner.journals.read().expect("nobody panics holding the map");
+        let open = self.inner.journals.read().expect("journal map lock poisoned");
         open.values().map(Arc::clone).collect()
     }
 
-    /// The open journals in which damage was found.
+    /// The open journals that are damaged.
     pub fn damaged(&self) -> Vec<JournalId> {
-        let open = self.inner.journals.read().expect("nobody panics holding the map");
+        let open = self.inner.journals.read().expect("journal map lock poisoned");
         let mut damaged: Vec<_> =
             open.values().filter(|journal| journal.is_damaged()).map(|journal| journal.id).collect();
         damaged.sort();
         damaged
     }
 
-    /// Changes whenever damage is found in a journal that was taken for whole, and when a damaged journal begins anew:
-    /// a reason to look at [`Store::damaged`].
+    /// Changes whenever damage is found in a journal, and when a damaged journal is reset: a reason to read
+    /// [`Store::damaged`].
     pub fn damages(&self) -> u64 {
         self.inner.counters.damages.load(Ordering::Acquire)
     }
 
-    /// Opens a journal, or creates it; one that was never written to has no file.
+    /// Opens a journal, or creates it; a journal that was never written to has no file.
     pub fn journal(&self, id: JournalId, options: JournalOptions) -> Result<Arc<Journal>, JournalError> {
         self.inner.open_journal(id, &options)
     }
 
-    /// Deletes a journal: its folder moves aside at once, the files are unlinked later. Readers keep theirs.
+    /// Deletes a journal: its folder moves to the trash at once, the files are unlinked later. Readers keep their open
+    /// files.
     pub fn delete(&self, id: JournalId) -> Result<(), JournalError> {
         self.inner.delete_journal(id)
     }
@@ -244,43 +248,43 @@ impl Store {
         self.inner.checkpoint()
     }
 
-    /// Stops the threads after what was appended is durable, writes a checkpoint and the clean-shutdown marker.
+    /// Stops the threads after all appends are durable, writes a checkpoint and the clean-shutdown marker.
     pub fn close(&self) -> Result<(), JournalError> {
         self.inner.close()
     }
 
-    /// Whether the last stop left the clean marker.
+    /// True if the last stop left the clean-shutdown marker.
     pub fn was_clean(&self) -> bool {
         self.inner.was_clean
     }
 
-    /// What recovery did so far; journals add to it as they are opened.
+    /// Result of recovery so far; journals add to it as they are opened.
     pub fn recovery(&self) -> RecoveryReport {
         self.inner.recovery.locked().clone()
     }
 
-    /// Whether the disk does not keep up. Appends are still taken; a caller that can wait should, or it will be
+    /// True if write-behind does not keep up. Appends are still accepted; a caller that can wait should, or it will be
     /// refused with `Busy` soon.
     pub fn is_behind(&self) -> bool {
         self.inner.is_behind()
     }
 
-    /// Whether the disk is too full to take appends.
+    /// True if appends are refused for lack of free disk space.
     pub fn is_full(&self) -> bool {
         self.inner.is_full()
     }
 
-    /// Whether not even priority journals may append: what is kept free for them is used up.
+    /// True if priority journals are refused too: the space reserved for them is used up.
     pub fn is_exhausted(&self) -> bool {
         self.inner.is_exhausted()
     }
 
-    /// How long syncs take now. The slowest one is told once: there is one watchdog. Never waits.
+    /// How long fsyncs take now. The slowest one is reported once: there is one watchdog. Never waits.
     pub fn sync_report(&self) -> SyncReport {
         self.inner.disk_watch.report(self.inner.clock.monotonic_ns())
     }
 
-    /// Writes and syncs a block, to see whether the disk of an idle store works. Blocks for as long as it does not.
+    /// Writes and syncs a block, to check the disk of an idle store. Blocks as long as the disk hangs.
     pub fn probe_disk(&self) -> io::Result<()> {
         self.inner.disk_watch.probe(&*self.inner.disk, &self.inner.dir, &*self.inner.clock)
     }
@@ -301,20 +305,20 @@ impl Store {
             commit_files: inner.log.live_count() as u64,
             free_bytes: count(&inner.counters.free_bytes),
             open_files: inner.open_files.locked().len() as u64,
-            journals: inner.journals.read().expect("nobody panics holding the map").len() as u64,
+            journals: inner.journals.read().expect("journal map lock poisoned").len() as u64,
             full: inner.is_full(),
             last_sync_ns: count(&inner.counters.last_sync_ns),
         }
     }
 
-    /// Verifies up to `max_bytes` of segments, going on where the last call stopped: active ones first.
+    /// Scrubs up to `max_bytes` of segments, from where the last call stopped: active ones first.
     pub fn scrub_step(&self, max_bytes: u64) -> ScrubReport {
         self.inner.scrub_step(max_bytes)
     }
 }
 
 impl Inner {
-    /// A journal that was taken for whole is not, or one that was damaged begins anew.
+    /// Counts a newly damaged journal, or the reset of a damaged one.
     pub(crate) fn note_damage(&self) {
         self.counters.damages.fetch_add(1, Ordering::Release);
     }
@@ -337,7 +341,7 @@ impl Inner {
         if !clean_path(&options.folder) {
             return Err(JournalError::Folder(options.folder.clone()));
         }
-        // Held to the end: a checkpoint sees the journal either here or there.
+        // Held to the end: a checkpoint sees the journal either here or in the map.
         let mut images = self.images.locked();
         if let Some(open) = self.find(id) {
             return Ok(open);
@@ -348,16 +352,16 @@ impl Inner {
         }
         let journal = Journal::attach(self, id, options, recovered)?;
         images.remove(&id);
-        self.journals.write().expect("nobody panics holding the map").insert(id, journal.clone());
+        self.journals.write().expect("journal map lock poisoned").insert(id, journal.clone());
         Ok(journal)
     }
 
     fn find(&self, id: JournalId) -> Option<Arc<Journal>> {
-        self.journals.read().expect("nobody panics holding the map").get(&id).cloned()
+        self.journals.read().expect("journal map lock poisoned").get(&id).cloned()
     }
 
-    /// Whether appends may come in. Those of priority journals may use up most of what is kept free: deletions and
-    /// alarms go through them, and nobody could make room without.
+    /// Checks whether appends are accepted. Priority journals may use most of the reserved space: deletions and alarms
+    /// go through them, and without them space could not be freed.
     pub(crate) fn check_accepting(&self, priority: bool) -> Result<(), AppendError> {
         if self.closed.load(Ordering::Acquire) || self.dead.load(Ordering::Acquire) {
             return Err(AppendError::Closed);
@@ -365,8 +369,8 @@ impl Inner {
         if self.is_full() && (!priority || self.is_exhausted()) {
             return Err(AppendError::Full);
         }
-        // Priority journals have half as much again to themselves: while the disk hangs, Raft must still be able to hand
-        // its leadership over and to learn from its log who took over.
+        // Priority journals have half as much again: while the disk hangs, Raft must still be able to transfer its
+        // leadership and to learn the new leader from its log.
         let share = if priority { 3 } else { 2 };
         let ring = self.ring_bytes.load(Ordering::Relaxed) > self.options.recent_bytes.saturating_mul(share);
         let dirty = self.dirty_bytes.load(Ordering::Relaxed)
@@ -381,7 +385,7 @@ impl Inner {
 
     fn is_behind(&self) -> bool {
         if self.is_full() {
-            return false; // waiting does not help: the append is refused, and says why
+            return false; // waiting does not help: the append fails with Full
         }
         let recent = self.options.recent_bytes;
         let behind = self.ring_bytes.load(Ordering::Relaxed) > recent.saturating_add(recent / 2)
@@ -404,20 +408,20 @@ impl Inner {
                 && self.counters.free_bytes.load(Ordering::Relaxed) < reserve)
     }
 
-    /// A write failed for lack of space: refuse appends until one succeeds.
+    /// On a write that failed for lack of space: refuse appends until one succeeds.
     pub(crate) fn on_no_space(&self) {
         if !self.no_space.swap(true, Ordering::Relaxed) {
-            tracing::warn!(dir = %self.dir.display(), "the disk is full, refusing appends until space returns");
+            tracing::warn!(dir = %self.dir.display(), "disk full; appends refused until space is freed");
         }
         self.dirty.store(true, Ordering::Relaxed);
     }
 
-    /// Something must reach the next checkpoint.
+    /// Marks that something must reach the next checkpoint.
     pub(crate) fn note_dirty(&self) {
         self.dirty.store(true, Ordering::Relaxed);
     }
 
-    /// Segment bytes were written and not synced.
+    /// Counts segment bytes that were written and not synced.
     pub(crate) fn note_dirty_bytes(&self, bytes: u64) {
         self.note_dirty();
         let before = self.dirty_bytes.fetch_add(bytes, Ordering::Relaxed);
@@ -427,7 +431,7 @@ impl Inner {
         }
     }
 
-    /// The disk cannot be trusted any more.
+    /// On a disk failure: calls the fatal hook once.
     pub(crate) fn fatal(&self, what: &str, error: &io::Error) {
         if !self.dead.swap(true, Ordering::SeqCst) {
             (self.options.fatal)(what, error);
@@ -435,7 +439,7 @@ impl Inner {
         self.notify_waiters();
     }
 
-    /// Queues a record and waits until it is durable.
+    /// Stages a record and waits until it is durable.
     pub(crate) fn log_and_wait(&self, lane: Lane, mut staged: Staged) -> Result<(), JournalError> {
         let done = Arc::new(AtomicBool::new(false));
         staged.done = Some(done.clone());
@@ -443,7 +447,7 @@ impl Inner {
         self.wait_for(|| done.load(Ordering::Acquire))
     }
 
-    /// Waits for something that commits bring about.
+    /// Waits for a condition that a group commit brings about.
     pub(crate) fn wait_for(&self, ready: impl Fn() -> bool) -> Result<(), JournalError> {
         if !self.running.load(Ordering::SeqCst) {
             while !ready() {
@@ -482,7 +486,7 @@ impl Inner {
         report.duration_ns += part.duration_ns;
         report.moved_aside.extend(part.moved_aside);
         for line in part.damage.into_iter().chain(damage) {
-            tracing::error!("{line}");
+            tracing::error!(damage = %line, "damage found by recovery");
             report.damage.push(line);
         }
     }
@@ -497,26 +501,26 @@ impl Inner {
             return Err(JournalError::Closed);
         }
         let open: Vec<_> =
-            self.journals.read().expect("nobody panics holding the map").values().cloned().collect();
+            self.journals.read().expect("journal map lock poisoned").values().cloned().collect();
         for journal in &open {
             journal.write_behind()?;
             journal.save_indexes(true)?;
         }
         self.checkpoint()?;
-        let unseen = self.images.locked().values().any(|found| found.scan);
-        if !unseen {
+        let has_unscanned = self.images.locked().values().any(|found| found.scan);
+        if !has_unscanned {
             self.write_clean_marker()?;
         }
         *self.lock.locked() = None;
         Ok(())
     }
 
-    fn forget_journals(&self) {
-        self.journals.write().expect("nobody panics holding the map").clear();
-        self.behind.locked().forget();
-        self.bypass.locked().forget();
+    fn release_journals(&self) {
+        self.journals.write().expect("journal map lock poisoned").clear();
+        self.behind.locked().release();
+        self.bypass.locked().release();
         let mut committer = self.committer.locked();
-        committer.forget();
+        committer.release();
         let mut rest = Vec::new();
         self.stage.take(&mut rest, usize::MAX);
     }
@@ -525,7 +529,7 @@ impl Inner {
         if !self.running.load(Ordering::SeqCst) {
             return;
         }
-        // The bypass thread feeds the disk thread: it ends first.
+        // The bypass thread stages records for the disk thread: it ends first.
         self.bypass.locked().stopped = true;
         self.bypass_wake.notify_all();
         self.behind.locked().stopped = true;
@@ -542,13 +546,13 @@ impl Inner {
 }
 
 impl Drop for Handle {
-    /// The last `Store` is gone: threads end, the directory is free for others, journals refuse appends. Nothing is
-    /// flushed, that is what `close` is for.
+    /// The last `Store` was dropped: threads end, the directory is unlocked, journals refuse appends. Nothing is
+    /// flushed; that is what `close` is for.
     fn drop(&mut self) {
         self.0.closed.store(true, Ordering::SeqCst);
         self.0.stop_threads();
-        // Journals know their store and the store knows them: let go, or neither is ever freed.
-        self.0.forget_journals();
+        // Journals and store reference each other: release them, or neither is ever freed.
+        self.0.release_journals();
         *self.0.lock.locked() = None;
     }
 }

@@ -1,6 +1,6 @@
-//! The words callers use: ids, options, errors, reports.
+//! The public types: ids, options, errors, reports.
 //!
-//! Nothing here does anything; behaviour lives with [`crate::Store`] and [`crate::Journal`].
+//! No behaviour here; it lives in [`crate::Store`] and [`crate::Journal`].
 
 use std::io;
 use std::sync::Arc;
@@ -10,12 +10,12 @@ use bytes::Bytes;
 use crate::disk::DiskFile;
 use crate::framing::Framing;
 
-/// Which incarnation of a journal: topic id and partition, never a name.
+/// Incarnation of a journal: topic id and partition, never a name.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Ord, PartialOrd, Debug)]
 pub struct JournalId {
-    /// Topic id (or any id that is never used twice).
+    /// Topic id (or any id that is never reused).
     pub incarnation: u128,
-    /// Partition.
+    /// Partition number.
     pub part: u32,
 }
 
@@ -34,52 +34,52 @@ pub enum Durability {
     Replicated,
 }
 
-/// How to open a journal.
+/// Options of a journal.
 #[derive(Clone)]
 pub struct JournalOptions {
     /// Folder relative to the data directory, for example `queue/orders/Partition-0`.
     pub folder: String,
-    /// Reads the frames.
+    /// Parses the frames.
     pub framing: Arc<dyn Framing>,
     /// When an append counts as durable.
     pub durability: Durability,
-    /// A segment is sealed before it grows past this.
+    /// A segment is sealed before it grows past this size.
     pub segment_bytes: u64,
-    /// The caller's handle, given back in [`DurableSink::on_durable`].
+    /// The caller's handle, returned in [`DurableSink::on_durable`].
     pub tag: u64,
 }
 
-/// Told by the disk thread once per sync, with every journal that advanced: (tag, durable end).
+/// Notified by the disk thread once per group commit, with every journal that advanced: (tag, durable end).
 pub trait DurableSink: Send + Sync + 'static {
-    /// Must be quick: the next sync waits for it.
+    /// Must be quick: the next group commit waits for it.
     fn on_durable(&self, advanced: &[(u64, i64)]);
 }
 
-/// Called when the disk has failed in a way that must end the process.
+/// Called on a disk failure that must stop the process.
 pub type FatalHook = Arc<dyn Fn(&str, &io::Error) + Send + Sync>;
 
-/// How the store behaves. `..StoreOptions::default()` fills the rest.
+/// Settings of the store. `..StoreOptions::default()` fills the rest.
 #[derive(Clone)]
 pub struct StoreOptions {
     /// Size of one commit-log file.
     pub commit_file_bytes: u64,
     /// Size of the very first commit-log file: small, so that a cold start is quick.
     pub first_commit_file_bytes: u64,
-    /// Commit-log files that may hold unrecycled records before appends are told [`AppendError::Busy`].
+    /// Commit-log files that may hold unrecycled records before appends fail with [`AppendError::Busy`].
     pub commit_files: usize,
     /// Bytes of recent frames kept in memory for readers.
     pub recent_bytes: usize,
-    /// Frames at least this large go straight to their segment.
+    /// Frames at least this large bypass the commit log.
     pub bypass_bytes: usize,
-    /// Appends are refused below this much free disk; those of priority journals below a quarter of it.
+    /// Appends are refused below this much free disk space; those of priority journals below a quarter of it.
     pub min_free_bytes: u64,
-    /// Unsynced segment bytes that start a checkpoint.
+    /// Unsynced segment bytes that trigger a checkpoint.
     pub checkpoint_bytes: u64,
-    /// Longest time something stays unsynced in its segment.
+    /// Longest time a written segment byte stays unsynced.
     pub checkpoint_ms: u64,
-    /// Most segment files kept open.
+    /// Maximum number of open segment files.
     pub open_files: usize,
-    /// What to do when a sync or a commit-log write fails. The default logs and aborts the process.
+    /// Called when an fsync or a commit-log write fails. The default logs and aborts the process.
     pub fatal: FatalHook,
 }
 
@@ -96,7 +96,7 @@ impl Default for StoreOptions {
             checkpoint_ms: 5_000,
             open_files: 1_000,
             fatal: Arc::new(|what, error| {
-                tracing::error!(%error, "{what}: the disk cannot be trusted any more, stopping");
+                tracing::error!(%error, what, "disk failure; stopping the process");
                 std::process::abort();
             }),
         }
@@ -105,50 +105,50 @@ impl Default for StoreOptions {
 
 /// One frame to append; its bytes are `prefix` then `body`.
 pub struct Append<'a> {
-    /// First offset; must equal the journal's end.
+    /// First offset; must equal the log end.
     pub base: i64,
     /// Last offset.
     pub last: i64,
     /// Leader epoch.
     pub epoch: i32,
-    /// Greatest timestamp inside.
+    /// Greatest timestamp in the frame.
     pub max_timestamp_ms: i64,
     /// The patched first bytes of the frame.
     pub prefix: &'a [u8],
-    /// The rest of the frame, as it arrived.
+    /// The rest of the frame, as received.
     pub body: &'a Bytes,
 }
 
-/// Why an append was not taken.
+/// Why an append was refused.
 #[derive(Debug, thiserror::Error)]
 pub enum AppendError {
-    /// Too little free disk; goes away by itself when space returns.
+    /// Too little free disk space; clears when space is freed.
     #[error("the disk is full")]
     Full,
-    /// Write-behind or checkpoint is behind schedule; try again shortly.
+    /// Write-behind or a checkpoint is behind schedule; retry shortly.
     #[error("the log is catching up with its disk")]
     Busy,
     /// The journal or the store is closed or deleted.
     #[error("the journal is closed")]
     Closed,
-    /// The frame is not the next one.
+    /// The frame does not start at the log end.
     #[error("expected offset {expected}")]
     NotNext {
-        /// The journal's end.
+        /// The log end.
         expected: i64,
     },
-    /// Damage was found in this journal.
+    /// The journal is damaged.
     #[error("the journal is damaged")]
     Damaged,
-    /// The frame could not be read back. Nothing was taken.
+    /// The frame exceeds the framing's limit and could not be read back. Nothing was appended.
     #[error("a frame of {len} bytes exceeds the frame limit of {max}")]
     TooLarge {
         /// Its length.
         len: usize,
-        /// The longest that the journal's framing reads.
+        /// The longest frame that the journal's framing reads.
         max: usize,
     },
-    /// The disk refused.
+    /// I/O error of the disk.
     #[error("disk: {0}")]
     Io(#[from] io::Error),
 }
@@ -156,23 +156,23 @@ pub enum AppendError {
 /// Why a read failed.
 #[derive(Debug, thiserror::Error)]
 pub enum ReadError {
-    /// The offset is not in the log.
+    /// The offset is outside the log.
     #[error("offset out of range [{start}, {end}]")]
     OutOfRange {
-        /// Log start.
+        /// Log start offset.
         start: i64,
-        /// Next offset.
+        /// Log end offset.
         end: i64,
     },
-    /// The bytes there are not what was written.
+    /// Frame checksum mismatch, or a missing or misplaced frame.
     #[error("journal {id} is damaged near offset {offset}")]
     Damaged {
-        /// Which journal.
+        /// The damaged journal.
         id: JournalId,
-        /// Where, as far as known.
+        /// The damaged offset, as far as known.
         offset: i64,
     },
-    /// The disk refused.
+    /// I/O error of the disk.
     #[error("disk: {0}")]
     Io(#[from] io::Error),
 }
@@ -183,31 +183,31 @@ pub enum JournalError {
     /// The journal or the store is closed or deleted.
     #[error("the journal is closed")]
     Closed,
-    /// The offset is not in the log.
+    /// The offset is outside the log.
     #[error("offset out of range [{start}, {end}]")]
     OutOfRange {
-        /// Log start.
+        /// Log start offset.
         start: i64,
-        /// Next offset.
+        /// Log end offset.
         end: i64,
     },
     /// The folder belongs to another journal, or its name is not a plain relative path.
     #[error("folder {0} cannot be used")]
     Folder(String),
-    /// Damage was found in this journal.
+    /// The journal is damaged.
     #[error("the journal is damaged")]
     Damaged,
-    /// A file was written by a newer program.
+    /// A file was written by a newer version.
     #[error("{path} has format version {found}, this program knows up to {known}")]
     TooNew {
-        /// Which file.
+        /// The file.
         path: String,
-        /// Its version.
+        /// Its format version.
         found: u32,
-        /// Ours.
+        /// The newest format version that is supported.
         known: u32,
     },
-    /// The disk refused.
+    /// I/O error of the disk.
     #[error("disk: {0}")]
     Io(#[from] io::Error),
 }
@@ -215,58 +215,58 @@ pub enum JournalError {
 /// Why a data directory could not be opened.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
-    /// Another process has it.
+    /// Another process has locked it.
     #[error("the data directory is in use by another process")]
     Locked,
-    /// A file was written by a newer program.
+    /// A file was written by a newer version.
     #[error("{path} has format version {found}, this program knows up to {known}")]
     TooNew {
-        /// Which file.
+        /// The file.
         path: String,
-        /// Its version.
+        /// Its format version.
         found: u32,
-        /// Ours.
+        /// The newest format version that is supported.
         known: u32,
     },
-    /// A file was written by an older program, in a format that this one does not read.
+    /// A file was written by an older version, in a format that is no longer supported.
     #[error("{path} has format version {found}, this program reads versions {oldest} and {known}")]
     TooOld {
-        /// Which file.
+        /// The file.
         path: String,
-        /// Its version.
+        /// Its format version.
         found: u32,
-        /// The oldest one that is read.
+        /// The oldest format version that is supported.
         oldest: u32,
-        /// Ours.
+        /// The newest format version that is supported.
         known: u32,
     },
-    /// Synced records of the commit log cannot be read: acknowledged data of any journal may be lost, and votes. Nothing
-    /// was written. The directory must neither vote nor count as in sync; it is as good as lost.
+    /// Synced commit-log records cannot be read: acknowledged data of any journal, and Raft votes, may be lost. Nothing
+    /// was written. The directory must neither vote nor count as in sync; treat it as lost.
     #[error(
         "commit log damaged: {path} at byte {position}: {what}; acknowledged data of this directory may be lost"
     )]
     CommitLogDamaged {
-        /// Which file, or the folder of a missing one.
+        /// The file, or the folder of a missing file.
         path: String,
-        /// Where.
+        /// Byte position of the damage.
         position: u64,
-        /// How.
+        /// Description of the damage.
         what: String,
     },
-    /// The checkpoint is not what was written; starting without it could lose data silently.
+    /// The checkpoint is damaged; starting without it could lose data silently.
     #[error("{path} is damaged: {what}")]
     Damaged {
-        /// Which file.
+        /// The file.
         path: String,
-        /// How.
+        /// Description of the damage.
         what: String,
     },
-    /// The disk refused.
+    /// I/O error of the disk.
     #[error("{path}: {source}")]
     Io {
-        /// Which file or folder.
+        /// The file or folder.
         path: String,
-        /// Why.
+        /// The error of the disk.
         source: io::Error,
     },
 }
@@ -283,14 +283,14 @@ impl OpenError {
     }
 }
 
-/// What a read found.
+/// Result of a read.
 #[derive(Default)]
 pub struct Read {
     /// The frames, back to back.
     pub chunks: Vec<Chunk>,
-    /// Their bytes.
+    /// Total size of the chunks.
     pub bytes: usize,
-    /// The offset after the last frame returned; `from` when there is none.
+    /// The offset after the last frame returned; `from` if no frame was.
     pub next: i64,
 }
 
@@ -303,19 +303,19 @@ pub enum Chunk {
     File(FileRange),
 }
 
-/// Bytes of a segment file. The file stays readable while this lives, whatever happens to its name.
+/// A byte range of a segment file. The file stays readable while this lives, even if it is unlinked or replaced.
 #[derive(Clone)]
 pub struct FileRange {
-    /// The file.
+    /// The segment file.
     pub file: Arc<dyn DiskFile>,
-    /// Where the bytes start.
+    /// Start position.
     pub pos: u64,
-    /// How many.
+    /// Length in bytes.
     pub len: usize,
 }
 
 impl FileRange {
-    /// Reads them all.
+    /// Reads the whole range.
     pub fn read(&self) -> io::Result<Bytes> {
         let mut bytes = vec![0; self.len];
         if self.file.pread(self.pos, &mut bytes)? != self.len {
@@ -332,7 +332,7 @@ impl std::fmt::Debug for FileRange {
 }
 
 impl Chunk {
-    /// The bytes, read from the file where they are not in memory.
+    /// The bytes, read from the file if they are not in memory.
     pub fn bytes(&self) -> io::Result<Bytes> {
         match self {
             Chunk::Mem(bytes) => Ok(bytes.clone()),
@@ -341,18 +341,18 @@ impl Chunk {
     }
 }
 
-/// What retention may drop. Only whole sealed segments go.
+/// Limits of retention. Only whole sealed segments are dropped.
 #[derive(Clone, Copy, Debug)]
 pub struct Retain {
     /// Drop segments whose newest record is older than this wall-clock time.
     pub older_than_ms: Option<i64>,
     /// Drop oldest segments while the log is larger than this.
     pub max_bytes: Option<u64>,
-    /// Never past this offset.
+    /// Never drop at or past this offset.
     pub below: i64,
 }
 
-/// One segment, for people and for retention decisions.
+/// One segment, for operators and for retention decisions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SegmentInfo {
     /// First offset.
@@ -361,67 +361,67 @@ pub struct SegmentInfo {
     pub end: i64,
     /// Size in bytes.
     pub bytes: u64,
-    /// Greatest timestamp inside.
+    /// Greatest timestamp in the segment.
     pub max_timestamp_ms: i64,
-    /// Whether it will never grow again.
+    /// True if it is sealed: no frame is appended to it any more.
     pub sealed: bool,
 }
 
-/// What compaction wants done with a frame.
+/// Decision of compaction on a frame.
 #[derive(Clone, Debug)]
 pub enum Rewrite {
     /// Keep it byte for byte.
     Keep,
     /// Drop it.
     Drop,
-    /// Put these bytes in its place; they must frame offsets within the old frame's range.
+    /// Replace it by these bytes; their offsets must lie within the old frame's range.
     Replace(Bytes),
 }
 
-/// What compaction did.
+/// Result of a compaction.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CompactReport {
     /// Segments read.
     pub segments_before: usize,
-    /// Segments left of them.
+    /// Segments written in their place.
     pub segments_after: usize,
     /// Bytes read.
     pub bytes_before: u64,
-    /// Bytes left of them.
+    /// Bytes written in their place.
     pub bytes_after: u64,
 }
 
-/// What recovery did.
+/// Result of recovery.
 #[derive(Clone, Debug, Default)]
 pub struct RecoveryReport {
     /// Commit-log and segment files read.
     pub files: u64,
     /// Bytes read.
     pub bytes: u64,
-    /// Commit-log records taken.
+    /// Commit-log records replayed.
     pub records: u64,
     /// Frames accepted past the last checkpoint.
     pub frames: u64,
-    /// Bytes of torn tail cut off.
+    /// Bytes of torn writes that were truncated.
     pub cut_bytes: u64,
     /// Damage found, one line each.
     pub damage: Vec<String>,
     /// Files moved to `lost+found`.
     pub moved_aside: Vec<String>,
-    /// Time spent, in nanoseconds.
+    /// Duration in nanoseconds.
     pub duration_ns: u64,
 }
 
 /// Counters and gauges for metrics.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct StoreStats {
-    /// Commit-log syncs.
+    /// Commit-log fsyncs (group commits).
     pub syncs: u64,
-    /// Records in them.
+    /// Records in these groups.
     pub records: u64,
     /// Bytes written to the commit log.
     pub commit_bytes: u64,
-    /// Bytes that went straight to a segment.
+    /// Bytes that bypassed the commit log.
     pub bypass_bytes: u64,
     /// Bytes written behind.
     pub behind_bytes: u64,
@@ -433,27 +433,27 @@ pub struct StoreStats {
     pub checkpoints: u64,
     /// Commit-log files that hold unrecycled records.
     pub commit_files: u64,
-    /// Free disk, as last seen.
+    /// Free disk space at the last poll.
     pub free_bytes: u64,
-    /// Segment files open.
+    /// Open segment files.
     pub open_files: u64,
-    /// Journals open.
+    /// Open journals.
     pub journals: u64,
-    /// Whether appends are refused for lack of space.
+    /// True if appends are refused for lack of space.
     pub full: bool,
-    /// Nanoseconds of the last sync.
+    /// Duration of the last group commit in nanoseconds.
     pub last_sync_ns: u64,
 }
 
-/// What one slice of the scrub saw.
+/// Result of one scrub step.
 #[derive(Clone, Debug, Default)]
 pub struct ScrubReport {
-    /// Bytes verified in this slice.
+    /// Bytes verified in this step.
     pub bytes: u64,
-    /// Frames verified.
+    /// Frames verified in this step.
     pub frames: u64,
     /// Damage found, one line each.
     pub damage: Vec<String>,
-    /// Whether this slice ended a whole round.
+    /// True if this step completed a whole round.
     pub round_done: bool,
 }

@@ -1,4 +1,4 @@
-//! What journals do, one situation at a time, on a simulated disk and without threads.
+//! Behaviour of journals, one situation at a time, on a simulated disk and without threads.
 #![allow(clippy::unwrap_used)]
 
 use std::path::Path;
@@ -19,14 +19,14 @@ fn id(part: u32) -> JournalId {
     JournalId { incarnation: 9, part }
 }
 
-struct Bed {
+struct Fixture {
     disk: SimDisk,
     clock: Arc<ManualClock>,
     fatal: Arc<AtomicUsize>,
     options: StoreOptions,
 }
 
-impl Bed {
+impl Fixture {
     fn new() -> Self {
         let fatal = Arc::new(AtomicUsize::new(0));
         let count = fatal.clone();
@@ -128,9 +128,9 @@ impl Framing for Short {
 }
 
 #[test]
-fn a_frame_that_cannot_be_read_back_is_not_appended() {
+fn frame_over_the_framing_limit_is_refused() {
     for durability in [Durability::Fsync, Durability::Replicated] {
-        let store = Bed::new().open();
+        let store = Fixture::new().open();
         store.start();
         let options = JournalOptions {
             folder: format!("short/{durability:?}"),
@@ -155,8 +155,8 @@ fn a_frame_that_cannot_be_read_back_is_not_appended() {
 }
 
 #[test]
-fn a_large_frame_written_before_small_ones_that_go_with_the_log_start_is_kept() {
-    let mut bed = Bed::new();
+fn large_frame_survives_a_log_start_past_earlier_small_ones() {
+    let mut bed = Fixture::new();
     let store = bed.open();
     let journal = fsync(&store);
     append(&journal, 1, 40_000 - 8_000);
@@ -182,8 +182,8 @@ fn opts() -> JournalOptions {
 }
 
 #[test]
-fn an_idle_journal_has_no_file_and_is_forgotten() {
-    let bed = Bed::new();
+fn idle_journal_has_no_file_and_no_entry() {
+    let bed = Fixture::new();
     let store = bed.open();
     for part in 0..100 {
         journal_of(&store, part, Durability::Replicated, 1 << 20);
@@ -196,8 +196,8 @@ fn an_idle_journal_has_no_file_and_is_forgotten() {
 }
 
 #[test]
-fn nothing_is_durable_before_the_sync() {
-    let mut bed = Bed::new();
+fn nothing_is_durable_before_the_fsync() {
+    let mut bed = Fixture::new();
     let store = bed.open();
     let journal = fsync(&store);
     append(&journal, 3, 100);
@@ -211,8 +211,8 @@ fn nothing_is_durable_before_the_sync() {
 }
 
 #[test]
-fn a_node_that_is_killed_again_and_again_before_its_first_checkpoint_goes_on() {
-    let mut bed = Bed::new();
+fn repeated_kills_before_the_first_checkpoint_do_not_fill_the_commit_log() {
+    let mut bed = Fixture::new();
     for _ in 0..20 {
         let store = bed.open();
         fsync(&store);
@@ -229,8 +229,8 @@ fn a_node_that_is_killed_again_and_again_before_its_first_checkpoint_goes_on() {
 }
 
 #[test]
-fn a_failed_sync_is_fatal_and_acknowledges_nothing() {
-    let bed = Bed::new();
+fn failed_fsync_is_fatal_and_acknowledges_nothing() {
+    let bed = Fixture::new();
     let store = bed.open();
     let journal = fsync(&store);
     append(&journal, 1, 100);
@@ -243,8 +243,8 @@ fn a_failed_sync_is_fatal_and_acknowledges_nothing() {
 }
 
 #[test]
-fn a_full_disk_refuses_appends_serves_reads_and_recovers_by_itself() {
-    let mut bed = Bed::new();
+fn full_disk_refuses_appends_serves_reads_and_recovers() {
+    let mut bed = Fixture::new();
     bed.options.min_free_bytes = 100_000;
     let store = bed.open();
     let journal = fsync(&store);
@@ -265,8 +265,8 @@ fn a_full_disk_refuses_appends_serves_reads_and_recovers_by_itself() {
 }
 
 #[test]
-fn priority_journals_may_use_most_of_what_is_kept_free() {
-    let mut bed = Bed::new();
+fn priority_journals_may_use_most_of_the_reserved_space() {
+    let mut bed = Fixture::new();
     bed.options.min_free_bytes = 100_000;
     let store = bed.open();
     let first = fsync(&store);
@@ -292,8 +292,8 @@ fn priority_journals_may_use_most_of_what_is_kept_free() {
 }
 
 #[test]
-fn no_space_while_writing_behind_loses_nothing() {
-    let mut bed = Bed::new();
+fn no_space_during_write_behind_loses_nothing() {
+    let mut bed = Fixture::new();
     bed.options.recent_bytes = 16 << 10;
     let store = bed.open();
     let journal = fsync(&store);
@@ -323,8 +323,8 @@ fn no_space_while_writing_behind_loses_nothing() {
 }
 
 #[test]
-fn callers_wait_for_a_slow_disk_and_are_refused_by_a_full_one() {
-    let mut bed = Bed::new();
+fn callers_wait_for_a_slow_disk_and_are_refused_on_a_full_one() {
+    let mut bed = Fixture::new();
     bed.options.recent_bytes = 16 << 10;
     let store = bed.open();
     let journal = fsync(&store);
@@ -340,8 +340,8 @@ fn callers_wait_for_a_slow_disk_and_are_refused_by_a_full_one() {
 }
 
 #[test]
-fn damage_below_the_synced_point_is_reported_and_stays_in_its_journal() {
-    let mut bed = Bed::new();
+fn damage_below_the_synced_point_is_reported_for_its_journal_only() {
+    let mut bed = Fixture::new();
     let store = bed.open();
     let journal = fsync(&store);
     let other = journal_of(&store, 1, Durability::Fsync, 64 << 10);
@@ -359,7 +359,7 @@ fn damage_below_the_synced_point_is_reported_and_stays_in_its_journal() {
     assert!(journal.is_damaged());
     assert!(matches!(try_append(&journal, 1, 1), Err(AppendError::Damaged)));
     append(&journal_of(&store, 1, Durability::Fsync, 64 << 10), 1, 10);
-    // A segment that lost its tail below the synced point is found at once.
+    // A segment that lost its tail below the synced point is detected at once.
     bed.disk.open(path).unwrap().set_len(3_000).unwrap();
     bed.crash(Survival::Everything);
     let store = bed.open();
@@ -369,8 +369,8 @@ fn damage_below_the_synced_point_is_reported_and_stays_in_its_journal() {
 }
 
 #[test]
-fn the_scrub_finds_a_flipped_bit_in_a_sealed_segment() {
-    let bed = Bed::new();
+fn scrub_finds_a_flipped_bit_in_a_sealed_segment() {
+    let bed = Fixture::new();
     let store = bed.open();
     let journal = journal_of(&store, 0, Durability::Fsync, 10_000);
     append(&journal, 60, 1_000);
@@ -404,7 +404,7 @@ fn the_scrub_finds_a_flipped_bit_in_a_sealed_segment() {
 
 #[test]
 fn unknown_files_are_moved_aside_never_deleted() {
-    let bed = Bed::new();
+    let bed = Fixture::new();
     for path in ["/data", "/data/queue", "/data/queue/t", "/data/queue/t/Partition-0"] {
         bed.disk.create_dir(Path::new(path)).unwrap();
     }
@@ -425,8 +425,8 @@ fn unknown_files_are_moved_aside_never_deleted() {
 }
 
 #[test]
-fn retention_drops_whole_old_or_surplus_segments() {
-    let bed = Bed::new();
+fn retention_drops_whole_segments_by_age_or_size() {
+    let bed = Fixture::new();
     let store = bed.open();
     let journal = journal_of(&store, 0, Durability::Fsync, 10_000);
     append(&journal, 95, 1_000);
@@ -446,8 +446,8 @@ fn retention_drops_whole_old_or_surplus_segments() {
 }
 
 #[test]
-fn compaction_rewrites_merges_and_survives() {
-    let mut bed = Bed::new();
+fn compaction_rewrites_merges_and_survives_a_restart() {
+    let mut bed = Fixture::new();
     let store = bed.open();
     let journal = journal_of(&store, 0, Durability::Fsync, 10_000);
     append(&journal, 95, 1_000);
@@ -480,8 +480,8 @@ fn compaction_rewrites_merges_and_survives() {
 }
 
 #[test]
-fn timestamps_lead_to_offsets_also_out_of_order() {
-    let bed = Bed::new();
+fn offset_for_timestamp_with_out_of_order_timestamps() {
+    let bed = Fixture::new();
     let store = bed.open();
     let journal = journal_of(&store, 0, Durability::Fsync, 300_000);
     let times: Vec<i64> = (0..900).map(|n: i64| n * 10 + if n % 7 == 3 { 500 } else { 0 }).collect();
@@ -503,8 +503,8 @@ fn timestamps_lead_to_offsets_also_out_of_order() {
 }
 
 #[test]
-fn epochs_and_snapshots_are_kept_and_cut() {
-    let mut bed = Bed::new();
+fn epochs_and_snapshots_are_kept_and_truncated() {
+    let mut bed = Fixture::new();
     let store = bed.open();
     let journal = fsync(&store);
     append(&journal, 5, 10);
@@ -524,8 +524,8 @@ fn epochs_and_snapshots_are_kept_and_cut() {
 }
 
 #[test]
-fn a_snapshot_of_frames_that_were_lost_never_comes_back() {
-    let mut bed = Bed::new();
+fn snapshot_of_lost_frames_is_not_recovered() {
+    let mut bed = Fixture::new();
     let store = bed.open();
     let journal = fsync(&store);
     append(&journal, 5, 10);
@@ -546,8 +546,8 @@ fn a_snapshot_of_frames_that_were_lost_never_comes_back() {
 }
 
 #[test]
-fn a_deleted_folder_can_be_used_at_once_by_another_journal() {
-    let mut bed = Bed::new();
+fn folder_of_a_deleted_journal_can_be_reused_at_once() {
+    let mut bed = Fixture::new();
     let store = bed.open();
     let old = fsync(&store);
     append(&old, 3, 10);
@@ -571,7 +571,7 @@ fn a_deleted_folder_can_be_used_at_once_by_another_journal() {
 
 #[test]
 fn folders_that_leave_the_data_directory_are_refused() {
-    let bed = Bed::new();
+    let bed = Fixture::new();
     let store = bed.open();
     for folder in ["", "/etc", "../x", "a/../../b"] {
         let options = JournalOptions { folder: folder.into(), ..opts() };
@@ -580,8 +580,8 @@ fn folders_that_leave_the_data_directory_are_refused() {
 }
 
 #[test]
-fn newer_files_and_those_before_the_previous_version_are_refused_by_name() {
-    let bed = Bed::new();
+fn files_of_unsupported_versions_are_refused_by_name() {
+    let bed = Fixture::new();
     let store = bed.open();
     append(&fsync(&store), 1, 10);
     store.pump();
@@ -604,8 +604,8 @@ fn newer_files_and_those_before_the_previous_version_are_refused_by_name() {
 }
 
 #[test]
-fn few_descriptors_serve_many_journals() {
-    let mut bed = Bed::new();
+fn many_journals_share_few_descriptors() {
+    let mut bed = Fixture::new();
     bed.options.open_files = 8;
     let store = bed.open();
     let journals: Vec<_> =
@@ -622,28 +622,28 @@ fn few_descriptors_serve_many_journals() {
 }
 
 #[test]
-fn a_priority_journal_goes_first_and_does_not_wait_for_large_frames() {
-    let bed = Bed::new();
+fn priority_journal_goes_first_and_does_not_wait_for_large_frames() {
+    let bed = Fixture::new();
     let store = bed.open();
     let raft = journal_of(&store, 7, Durability::Fsync, 1 << 20);
     assert!(raft.set_priority(true));
     let other = fsync(&store);
     append(&other, 3, 20_000);
     append(&raft, 2, 50_000);
-    assert!(!raft.set_priority(false), "not while appends are under way");
+    assert!(!raft.set_priority(false), "not while appends are pending");
     store.pump();
     assert_eq!((raft.durable_end(), other.durable_end()), (2, 3));
     assert_eq!(store.stats().bypass_bytes, 0, "its large frames go through the commit log too");
 }
 
 #[test]
-fn stale_frames_behind_a_hole_never_follow_fresh_ones() {
-    let mut bed = Bed::new();
+fn stale_frames_behind_a_hole_never_follow_new_ones() {
+    let mut bed = Fixture::new();
     let store = bed.open();
     let journal = journal_of(&store, 0, Durability::Replicated, 1 << 20);
     append(&journal, 3, 1_000);
     bed.crash(Survival::Everything);
-    // The second of three frames is torn; the third is whole, and unreachable.
+    // The second of three frames is torn; the third is valid, and unreachable.
     bed.disk.flip_bit(Path::new("/data/queue/t/Partition-0/00000000000000000000.log"), 64 + 1_036 + 500);
     let store = bed.open();
     let journal = journal_of(&store, 0, Durability::Replicated, 1 << 20);
@@ -651,7 +651,7 @@ fn stale_frames_behind_a_hole_never_follow_fresh_ones() {
     try_append(&journal, 1_000, 7).unwrap();
     for seed in 0..40 {
         let disk = bed.disk.crash(Survival::Random, seed);
-        let after = Bed { disk, ..Bed::new() };
+        let after = Fixture { disk, ..Fixture::new() };
         let store = after.open();
         let end = journal_of(&store, 0, Durability::Replicated, 1 << 20).end();
         assert!(end <= 2, "seed {seed}: a frame from before the hole is back");
@@ -659,8 +659,8 @@ fn stale_frames_behind_a_hole_never_follow_fresh_ones() {
 }
 
 #[test]
-fn a_journal_that_becomes_replicated_leaves_the_commit_log_at_once() {
-    let mut bed = Bed::new();
+fn journal_switched_to_replicated_leaves_the_commit_log_at_once() {
+    let mut bed = Fixture::new();
     let store = bed.open();
     let journal = fsync(&store);
     append(&journal, 3, 100);
@@ -682,9 +682,9 @@ fn a_journal_that_becomes_replicated_leaves_the_commit_log_at_once() {
 }
 
 #[test]
-fn a_group_that_fails_leaves_later_ones_unacknowledged() {
+fn failed_group_commit_leaves_later_groups_unacknowledged() {
     for fault in 0..30 {
-        let mut bed = Bed::new();
+        let mut bed = Fixture::new();
         let store = bed.open();
         let journal = fsync(&store);
         // More than one group: a group is at most half a commit-log file.
@@ -699,10 +699,10 @@ fn a_group_that_fails_leaves_later_ones_unacknowledged() {
 }
 
 #[test]
-fn a_deletion_that_was_cut_short_is_finished() {
+fn interrupted_deletion_is_finished() {
     let mut finished = 0;
     for cut in 0..12 {
-        let mut bed = Bed::new();
+        let mut bed = Fixture::new();
         let store = bed.open();
         append(&fsync(&store), 3, 100);
         store.pump();
@@ -726,8 +726,8 @@ fn a_deletion_that_was_cut_short_is_finished() {
 }
 
 #[test]
-fn the_ring_keeps_what_its_segment_does_not_hold() {
-    let mut bed = Bed::new();
+fn ring_keeps_frames_not_yet_in_their_segment() {
+    let mut bed = Fixture::new();
     bed.options.recent_bytes = 4 << 10;
     let store = bed.open();
     let journal = fsync(&store);
@@ -740,38 +740,38 @@ fn the_ring_keeps_what_its_segment_does_not_hold() {
 }
 
 #[test]
-fn frames_of_a_fleeting_journal_leave_memory_when_they_are_written_and_no_others_do() {
-    let mut bed = Bed::new();
+fn frames_of_an_uncached_journal_leave_memory_once_written() {
+    let mut bed = Fixture::new();
     bed.options.recent_bytes = 16 << 20;
     let store = bed.open();
-    let (fleeting, lasting) = (fsync(&store), journal_of(&store, 1, Durability::Fsync, 4 << 20));
-    fleeting.set_fleeting(true);
-    append(&lasting, 10, 1_000);
-    append(&fleeting, 100, 1_000);
+    let (uncached, cached) = (fsync(&store), journal_of(&store, 1, Durability::Fsync, 4 << 20));
+    uncached.set_uncached(true);
+    append(&cached, 10, 1_000);
+    append(&uncached, 100, 1_000);
     store.pump();
     let little = store.stats().ring_bytes;
     assert!(little > 110_000, "too little to be worth a write: {little}");
-    append(&fleeting, 1_100, 1_000);
+    append(&uncached, 1_100, 1_000);
     store.pump();
     store.pump();
     let left = store.stats().ring_bytes;
     assert!((10_000..50_000).contains(&left), "the others stay, these do not: {left}");
-    assert_eq!((offsets(&fleeting), offsets(&lasting)), (range(0, 1_200), range(0, 10)));
+    assert_eq!((offsets(&uncached), offsets(&cached)), (range(0, 1_200), range(0, 10)));
 
-    drop((store, fleeting, lasting));
+    drop((store, uncached, cached));
     bed.crash(Survival::Nothing);
     let store = bed.open();
     assert_eq!(offsets(&fsync(&store)), range(0, 1_200));
 }
 
 #[test]
-fn frames_that_somebody_is_about_to_read_stay_although_they_are_fleeting() {
-    let mut bed = Bed::new();
+fn frames_about_to_be_read_stay_cached_in_an_uncached_journal() {
+    let mut bed = Fixture::new();
     bed.options.recent_bytes = 4 << 20;
     let store = bed.open();
     let journal = fsync(&store);
-    journal.set_fleeting(true);
-    journal.set_wanted_from(1_000);
+    journal.set_uncached(true);
+    journal.set_cached_from(1_000);
     let ring = || store.stats().ring_bytes;
     append(&journal, 1_200, 1_000);
     store.pump();
@@ -779,8 +779,8 @@ fn frames_that_somebody_is_about_to_read_stay_although_they_are_fleeting() {
     assert!((200_000..300_000).contains(&ring()), "those from 1,000 on: {}", ring());
     append(&journal, 3_500, 1_000);
     while store.pump() {}
-    assert!(ring() < 4 << 20, "they stay while there is room: {}", ring());
-    journal.set_wanted_from(journal.end());
+    assert!(ring() < 4 << 20, "they stay while memory allows: {}", ring());
+    journal.set_cached_from(journal.end());
     append(&journal, 1_100, 1_000);
     while store.pump() {}
     assert!(ring() < 1_300_000, "they were read: {}", ring());
@@ -788,11 +788,11 @@ fn frames_that_somebody_is_about_to_read_stay_although_they_are_fleeting() {
 }
 
 #[test]
-fn a_large_frame_of_a_fleeting_journal_reads_back_from_its_file() {
-    let bed = Bed::new();
+fn large_frame_of_an_uncached_journal_reads_back_from_its_file() {
+    let bed = Fixture::new();
     let store = bed.open();
     let journal = fsync(&store);
-    journal.set_fleeting(true);
+    journal.set_uncached(true);
     append(&journal, 3, 40_000);
     append(&journal, 1_100, 1_000);
     while store.pump() {}

@@ -1,9 +1,8 @@
-//! One bit of one file flips while the store is down, and what must be true after the next start.
+//! Bit rot: one bit of one file flips while the store is down; checks after the next start.
 //!
-//! Either everything reads back exactly, or damage is reported: the store refuses to open, or the journal says that it
-//! is damaged. Never is a wrong byte given out, and never does a journal end early without a word. The table goes over
-//! every kind of file that the store has, in three states of the directory: killed, killed after a checkpoint and more
-//! appends, stopped in order.
+//! Either everything reads back exactly, or damage is reported: the store refuses to open, or the journal is marked
+//! damaged. A wrong byte is never returned, and a journal never ends early silently. The table covers every kind of
+//! file of the store, in three states of the directory: killed, killed after a checkpoint and more appends, clean stop.
 #![allow(clippy::unwrap_used)]
 
 use std::collections::BTreeMap;
@@ -28,7 +27,7 @@ enum Stop {
     Clean,
 }
 
-/// What was acknowledged: the frames of each journal, and its epochs.
+/// The acknowledged state: the frames of each journal, and its epochs.
 type Model = BTreeMap<u32, (Vec<(i64, Bytes)>, i64, Vec<(i32, i64)>)>;
 
 fn open(disk: &SimDisk, clock: &Arc<ManualClock>) -> Result<Store, OpenError> {
@@ -72,7 +71,7 @@ fn base_of(frame: &[u8]) -> i64 {
     i64::from_le_bytes(frame[8..16].try_into().unwrap())
 }
 
-/// A directory with something of everything in it, at rest.
+/// A closed directory with every kind of content.
 fn build(stop: Stop) -> (SimDisk, Arc<ManualClock>, Model) {
     let disk = SimDisk::new();
     let clock = Arc::new(ManualClock::at(1_000_000));
@@ -101,7 +100,7 @@ fn build(stop: Stop) -> (SimDisk, Arc<ManualClock>, Model) {
     burst(&mut model, 1);
     if stop != Stop::Killed {
         store.checkpoint().unwrap();
-        // Every third frame of the first journal goes; its sealed segments have gaps from now on.
+        // Every third frame of the first journal is dropped; its sealed segments have gaps from now on.
         journals[0].put_snapshot(4, Bytes::from_static(b"snapshot"));
         let until = journals[0].end();
         let keep = |base: i64| base % 6 != 0;
@@ -128,7 +127,7 @@ fn build(stop: Stop) -> (SimDisk, Arc<ManualClock>, Model) {
     (disk.crash(Survival::Everything, 0), clock, model)
 }
 
-/// Reads a journal the way a fetch does; answers the frames by base offset, and whether a read was refused.
+/// Reads a journal like a fetch; returns the frames by base offset, and whether a read was refused.
 fn read_all(journal: &Journal) -> (BTreeMap<i64, Bytes>, bool) {
     let mut frames = BTreeMap::new();
     let (mut next, mut refused) = (journal.start(), false);
@@ -157,7 +156,7 @@ fn read_all(journal: &Journal) -> (BTreeMap<i64, Bytes>, bool) {
     (frames, refused)
 }
 
-/// Answers whether damage was reported; panics when something is wrong without a word.
+/// Returns whether damage was reported; panics on silent damage.
 fn check(disk: &SimDisk, clock: &Arc<ManualClock>, model: &Model, what: &str) -> bool {
     let store = match open(disk, clock) {
         Ok(store) => store,
@@ -175,8 +174,8 @@ fn check(disk: &SimDisk, clock: &Arc<ManualClock>, model: &Model, what: &str) ->
         }
         if !journal.is_damaged() {
             assert!(!refused, "{what}: journal {part}: a read is refused and no damage is noted");
-            assert_eq!(journal.end(), *end, "{what}: journal {part} ends early without a word");
-            assert_eq!(found.len(), frames.len(), "{what}: journal {part} has lost frames without a word");
+            assert_eq!(journal.end(), *end, "{what}: journal {part} ends early silently");
+            assert_eq!(found.len(), frames.len(), "{what}: journal {part} has lost frames silently");
             assert_eq!(&journal.epochs(), epochs, "{what}: journal {part}");
         }
         reported |= journal.is_damaged();
@@ -190,8 +189,8 @@ fn kind(path: &Path) -> String {
     if path.starts_with("/data/commit") { "commit".into() } else { kind }
 }
 
-/// Flips bits of every file that `wanted` takes. Answers for each kind of file how many flips there were, and how many
-/// of them were reported as damage.
+/// Flips bits of every file that matches `wanted`. Returns for each kind of file the number of flips, and how many of
+/// them were reported as damage.
 fn sweep(stop: Stop, stride: u64, wanted: impl Fn(&Path) -> bool) -> BTreeMap<String, (u64, u64)> {
     let (disk, clock, model) = build(stop);
     assert!(!check(&disk.crash(Survival::Everything, 0), &clock, &model, "untouched"));
@@ -200,7 +199,7 @@ fn sweep(stop: Stop, stride: u64, wanted: impl Fn(&Path) -> bool) -> BTreeMap<St
     let fresh = disk.crash(Survival::Everything, 0);
     for path in files {
         let bits = fresh.stat(&path).unwrap().unwrap().len * 8;
-        // More of what comes first, where headers are, than of the rest.
+        // More flips at the beginning, where headers are, than in the rest.
         let sample = (0..bits)
             .filter(|bit| (*bit < 64 * 8 && bit.is_multiple_of(11)) || bit % stride == *bit / stride % 13);
         for bit in sample {
@@ -217,22 +216,22 @@ fn sweep(stop: Stop, stride: u64, wanted: impl Fn(&Path) -> bool) -> BTreeMap<St
 }
 
 #[test]
-fn a_flipped_bit_in_the_commit_log_is_damage_and_never_its_end() {
+fn flipped_bit_in_the_commit_log_is_damage_and_never_its_end() {
     for stop in [Stop::Killed, Stop::KilledAfterCheckpoint] {
         let counts = sweep(stop, 401, |path| path.starts_with("/data/commit"));
         let (flips, reported) = counts["commit"];
-        // Most of the files is zeros, padding, and records from before the checkpoint.
+        // Most of the files are zeros, padding, and records from before the checkpoint.
         assert!(flips > 500 && reported > 40, "{stop:?}: {counts:?}");
     }
 }
 
-/// Journals whose tail no sync vouches for: a bit that flips there looks like a torn write.
+/// Journals with an unsynced tail: a bit that flips there looks like a torn write.
 fn is_unsynced(stop: Stop, path: &Path) -> bool {
     stop != Stop::Clean && path.starts_with("/data/queue/t/Partition-2")
 }
 
 #[test]
-fn a_flipped_bit_in_any_other_file_is_never_served_and_never_silent() {
+fn flipped_bit_in_any_other_file_is_never_served_and_never_silent() {
     for (stop, kinds) in [
         (Stop::Killed, &["log"][..]),
         (Stop::KilledAfterCheckpoint, &["checkpoint", "log"]),
@@ -250,7 +249,7 @@ fn a_flipped_bit_in_any_other_file_is_never_served_and_never_silent() {
 }
 
 #[test]
-fn the_scrub_finds_a_flipped_bit_in_an_active_segment() {
+fn scrub_finds_a_flipped_bit_in_an_active_segment() {
     let (disk, clock, _) = build(Stop::Clean);
     let store = open(&disk, &clock).unwrap();
     let journals: Vec<_> = JOURNALS.iter().map(|(part, mode)| attach(&store, *part, *mode)).collect();
@@ -268,7 +267,7 @@ fn the_scrub_finds_a_flipped_bit_in_an_active_segment() {
     };
     assert_eq!(rounds(&store), [""; 0]);
     let path = format!("/data/queue/t/Partition-1/{:020}.log", active.base);
-    // While the store runs, behind what it has verified: only a scrub can see it.
+    // While the store runs, behind what it has verified: only a scrub can find it.
     disk.rot(Path::new(&path), 300 * 8);
     let damage = rounds(&store);
     assert_eq!(damage.len(), 1, "{damage:?}");
@@ -277,7 +276,7 @@ fn the_scrub_finds_a_flipped_bit_in_an_active_segment() {
 }
 
 #[test]
-fn the_rest_of_a_damaged_journal_is_served() {
+fn frames_around_the_damage_are_served() {
     let (disk, clock, model) = build(Stop::Clean);
     let (frames, ..) = &model[&1];
     let path = Path::new("/data/queue/t/Partition-1/00000000000000000000.log");

@@ -1,8 +1,8 @@
-//! A power cut at every disk operation of a mixed workload, and what must be true afterwards.
+//! A power cut at every disk operation of a mixed workload, and the invariants afterwards.
 //!
 //! The model keeps what was appended and what was acknowledged. After each crash (nothing unsynced survives, all of it,
 //! or a random subset of sectors and names) the store is recovered and compared: acknowledged frames are there, in
-//! order, byte for byte; nothing truncated or deleted comes back; then it must go on working and survive again.
+//! order, byte for byte; nothing truncated or deleted reappears; then it must continue to work and survive again.
 #![allow(clippy::unwrap_used)]
 
 use std::collections::BTreeMap;
@@ -33,10 +33,10 @@ struct Model {
     folder: String,
     mode: Durability,
     log: Vec<Entry>,
-    /// Next offset: past the last frame even where compaction dropped that.
+    /// Log end: past the last frame even where compaction dropped that.
     end: i64,
     epoch: i32,
-    /// Durable end as last told.
+    /// Durable end as last reported.
     acked: i64,
     /// What must survive a power cut.
     hard: i64,
@@ -71,7 +71,7 @@ impl Model {
         }
     }
 
-    /// Nothing is left, and an empty log begins here.
+    /// Resets to an empty log at this offset.
     fn reset(&mut self, to: i64) {
         self.log.clear();
         (self.start, self.start_under_way, self.end) = (to, to, to);
@@ -258,7 +258,7 @@ impl World {
             95 => self.replace(id)?,
             97..=98 => {
                 let model = self.models.get_mut(&id).unwrap();
-                // Where a segment begins, old frames are nearest to being taken for new ones.
+                // At the start of a segment, stale frames are most easily taken for new ones.
                 let bases: Vec<i64> = journal.segments().iter().map(|segment| segment.base).collect();
                 let to = match self.rng.bool() && !bases.is_empty() {
                     true => bases[self.rng.usize(..bases.len())],
@@ -310,7 +310,7 @@ impl World {
         Ok(())
     }
 
-    /// The machine comes back; answers the world after recovery, checked.
+    /// Restarts the machine; returns the world after recovery, checked.
     fn reboot(&self, survival: Survival, seed: u64, cut_recovery_at: Option<u64>, what: &str) -> World {
         let mut disk = self.disk.crash(survival, seed);
         if let Some(at) = cut_recovery_at {
@@ -357,7 +357,7 @@ impl World {
     }
 }
 
-/// Compares a recovered journal with its model; answers the model of what is there now.
+/// Compares a recovered journal with its model; returns the model of the recovered state.
 fn check(journal: &Journal, model: &Model, survival: Survival, what: &str) -> Model {
     if let Some(to) = model.reset_under_way.filter(|to| journal.start() == *to && journal.end() == *to) {
         let mut after = model.clone();
@@ -439,7 +439,7 @@ fn crash_everywhere(seed: u64, stride: u64) {
             let what = format!("seed {seed}, cut at {at}, {survival:?} {salt}");
             let cut_recovery = (salt == 2).then(|| world.rng.clone().u64(..60));
             let mut again = world.reboot(survival, at * 31 + salt, cut_recovery, &what);
-            // Life goes on, and the next crash is survived as well.
+            // The store continues, and the next crash is survived as well.
             let mut went_on = again.run(20);
             again.observe();
             if went_on.is_ok() && salt == 1 {
@@ -453,12 +453,12 @@ fn crash_everywhere(seed: u64, stride: u64) {
 }
 
 #[test]
-fn a_power_cut_at_every_operation_loses_nothing() {
+fn power_cut_at_every_operation_loses_nothing() {
     crash_everywhere(1, 1);
 }
 
 #[test]
-fn other_histories_survive_too() {
+fn power_cuts_in_other_histories_lose_nothing() {
     // MOIM_CRASH_SEEDS=from,to,stride runs a longer search.
     let asked = std::env::var("MOIM_CRASH_SEEDS").unwrap_or_else(|_| "2,12,23".into());
     let asked: Vec<u64> = asked.split(',').map(|number| number.parse().unwrap()).collect();
@@ -468,7 +468,7 @@ fn other_histories_survive_too() {
 }
 
 #[test]
-fn the_same_seed_gives_the_same_disk() {
+fn same_seed_gives_the_same_disk() {
     let trace = |seed| {
         let disk = SimDisk::new();
         let mut world = World::new(disk.clone(), seed).unwrap();

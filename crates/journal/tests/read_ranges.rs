@@ -1,4 +1,4 @@
-//! Any read of any log gives exactly the frames it should, whatever is in memory, on disk, sealed or dropped.
+//! Any read of any log returns exactly the frames of its range, whether in memory, on disk, sealed or dropped.
 #![allow(clippy::unwrap_used)]
 
 use std::path::Path;
@@ -80,7 +80,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 60, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn a_read_gives_the_frames_of_its_range(
+    fn read_returns_the_frames_of_its_range(
         ops in ops(), reads in prop::collection::vec((0.0_f64..1.0, 0.0_f64..1.0, 1_usize..200_000), 20)
     ) {
         let (_store, journal, frames) = build(&ops);

@@ -68,7 +68,7 @@ fn contents(journal: &Journal) -> Vec<(i64, usize)> {
 }
 
 #[test]
-fn appends_survive_with_and_without_a_clean_stop() {
+fn appends_survive_a_clean_and_an_unclean_stop() {
     let dir = tempfile::tempdir().unwrap();
     let sizes = |offset: i64| [100, 5_000, 400_000, 20][usize::try_from(offset).unwrap() % 4];
     let mut end = 0;
@@ -104,7 +104,7 @@ fn appends_survive_with_and_without_a_clean_stop() {
 }
 
 #[test]
-fn a_second_process_is_kept_out() {
+fn second_process_is_locked_out() {
     let dir = tempfile::tempdir().unwrap();
     let _store = open(dir.path());
     let again =
@@ -113,12 +113,12 @@ fn a_second_process_is_kept_out() {
 }
 
 #[derive(Default)]
-struct Told {
+struct RecordingSink {
     ends: Mutex<std::collections::HashMap<u64, i64>>,
     wake: Condvar,
 }
 
-impl DurableSink for Told {
+impl DurableSink for RecordingSink {
     fn on_durable(&self, advanced: &[(u64, i64)]) {
         let mut ends = self.ends.lock().unwrap();
         for (tag, end) in advanced {
@@ -130,11 +130,11 @@ impl DurableSink for Told {
 }
 
 #[test]
-fn the_sink_hears_of_every_journal_in_order() {
+fn sink_is_notified_of_every_journal_in_order() {
     let dir = tempfile::tempdir().unwrap();
     let store = open(dir.path());
-    let told = Arc::new(Told::default());
-    store.set_sink(told.clone());
+    let sink = Arc::new(RecordingSink::default());
+    store.set_sink(sink.clone());
     store.start();
     let journals: Vec<_> =
         (0..8).map(|part| store.journal(id(part), options(part, Durability::Fsync)).unwrap()).collect();
@@ -143,8 +143,8 @@ fn the_sink_hears_of_every_journal_in_order() {
             append(journal, offset, if offset % 10 == 3 { 300_000 } else { 200 }).unwrap();
         }
     }
-    let ends = told.ends.lock().unwrap();
-    let (ends, timeout) = told
+    let ends = sink.ends.lock().unwrap();
+    let (ends, timeout) = sink
         .wake
         .wait_timeout_while(ends, Duration::from_secs(20), |ends| {
             ends.len() < 8 || ends.values().any(|end| *end < 50)

@@ -1,6 +1,6 @@
-//! Power cuts while the store's own threads run: commit, bypass, write-behind and checkpoints interleave as they
-//! please, and what was acknowledged must be there afterwards. `crash.rs` crashes at every operation, but on one
-//! thread; this one finds what only goes wrong between threads.
+//! Power cuts while the store's own threads run: commit, bypass, write-behind and checkpoints interleave freely, and
+//! acknowledged frames must survive. `crash.rs` crashes at every operation, but on one thread; this test finds races
+//! between threads.
 #![allow(clippy::unwrap_used)]
 
 use std::path::Path;
@@ -15,7 +15,7 @@ use moim_journal::{
 };
 
 const JOURNALS: u32 = 3;
-/// A store that has not met its power cut by then has other trouble.
+/// A store that has not met its power cut by then has another problem.
 const MOST_APPENDS: usize = 200_000;
 
 fn open(disk: &SimDisk, dead: &Arc<AtomicBool>) -> Store {
@@ -48,7 +48,7 @@ fn journal(store: &Store, part: u32) -> Arc<Journal> {
     store.journal(JournalId { incarnation: 1, part }, options).unwrap()
 }
 
-/// Appends until the power is cut; answers what each journal had acknowledged by then.
+/// Appends until the power is cut; returns what each journal had acknowledged by then.
 fn load(disk: &SimDisk, cut_after: u64, random: &mut fastrand::Rng) -> Vec<i64> {
     let dead = Arc::new(AtomicBool::new(false));
     let store = open(disk, &dead);
@@ -66,7 +66,7 @@ fn load(disk: &SimDisk, cut_after: u64, random: &mut fastrand::Rng) -> Vec<i64> 
             let frame = PlainFraming::encode(end, end, 0, 0, &vec![7; size]);
             let append =
                 Append { base: end, last: end, epoch: 0, max_timestamp_ms: 0, prefix: &[], body: &frame };
-            // Refused when the log is behind, or dead: both are fine here.
+            // Refused when write-behind is behind, or the store is dead: both are fine here.
             let _ = journal.append(append);
             acknowledged[at] = journal.durable_end();
         }
@@ -101,7 +101,7 @@ fn check(disk: &SimDisk, acknowledged: &[i64], round: &str) {
 }
 
 #[test]
-fn a_power_cut_between_threads_loses_nothing_acknowledged() {
+fn power_cut_with_running_threads_loses_nothing_acknowledged() {
     let mut random = fastrand::Rng::with_seed(11);
     for run in 0..12 {
         let mut disk = SimDisk::new();
@@ -123,7 +123,7 @@ fn append(journal: &Journal, epoch: i32, size: usize) {
     }
 }
 
-/// Reads until told to stop: everything it gets is whole, and nothing it meets is taken for damage.
+/// Reads until stopped: every frame is valid, and no truncation is taken for damage.
 fn read_along(journal: &Journal, stop: &AtomicBool) -> u64 {
     let mut reads = 0;
     while !stop.load(Ordering::SeqCst) {
@@ -134,7 +134,7 @@ fn read_along(journal: &Journal, stop: &AtomicBool) -> u64 {
             Ok(read) => {
                 reads += 1;
                 for chunk in read.chunks {
-                    // A file may be cut, and written again, after it was looked at; what is in memory may not.
+                    // A file may be truncated, and written again, after the lookup; frames in memory may not.
                     if let moim_journal::Chunk::Mem(bytes) = chunk {
                         assert!(PlainFraming.peek(&bytes).is_some());
                     }
@@ -148,9 +148,9 @@ fn read_along(journal: &Journal, stop: &AtomicBool) -> u64 {
 }
 
 #[test]
-fn cuts_under_readers_are_not_taken_for_damage() {
+fn truncations_during_reads_are_not_taken_for_damage() {
     let dead = Arc::new(AtomicBool::new(false));
-    // Little is kept in memory: most reads look at files.
+    // Little is kept in memory: most reads access files.
     let store = open_with(&SimDisk::new(), &dead, 16 << 10);
     let journal = journal(&store, 0);
     store.start();

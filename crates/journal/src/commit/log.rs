@@ -1,11 +1,11 @@
-//! The commit log's files: writing groups, changing files, recycling, reading back.
+//! The commit-log files: writing groups, switching files, recycling, finding them at start.
 //!
-//! A file is prewritten with zeros once and used again and again: each use has a new generation, written into the
-//! file's first block and synced before any record of that generation. Invariants:
+//! A file is prewritten with zeros once and recycled: each use has a new generation, written into the file's first
+//! block and synced before any record of that generation. Invariants:
 //! - generations grow in the order files are used; a file's records carry its generation;
 //! - LSNs are contiguous across files; a group starts at a block boundary;
-//! - a file is recycled only below the floor of a checkpoint that is durable;
-//! - the first group of a file use begins with a record that says where the log before it ends.
+//! - a file is recycled only below the floor of a durable checkpoint;
+//! - the first group of a file use starts with a Begin record that names the end of the log before it.
 
 use std::collections::VecDeque;
 use std::io::{self, IoSlice};
@@ -24,7 +24,7 @@ use crate::types::OpenError;
 pub(super) const MAGIC: &[u8; 8] = b"MOIMLOG\n";
 /// Format version of a commit-log file.
 pub(crate) const VERSION: u32 = 2;
-/// Zeros are written in steps of this size, each synced, so that a running commit never waits for all of it.
+/// Zeros are written in steps of this size, each synced, so that a concurrent group commit never waits for all of it.
 const PREWRITE_STEP: usize = 1 << 20;
 static ZEROS: [u8; BLOCK as usize] = [0; BLOCK as usize];
 
@@ -50,7 +50,7 @@ struct Writer {
     file: LogFile,
     position: u64,
     next_lsn: u64,
-    /// Where the last record ends: (generation, position).
+    /// End of the last record: (generation, position).
     end: (u64, u64),
     headers: Vec<u8>,
 }
@@ -62,23 +62,23 @@ pub(crate) struct CommitLog {
     file_bytes: u64,
     writer: Mutex<Writer>,
     files: Mutex<Files>,
-    /// Where the next group goes; everything before is durable.
+    /// Position of the next group; everything before is durable.
     durable: Mutex<LogPoint>,
-    /// How many files are live, readable without waiting for one that is being prewritten.
+    /// Number of live files, readable without waiting for one that is being prewritten.
     live: AtomicUsize,
 }
 
-/// What was found in the log's folder.
+/// The commit-log files found at start.
 pub(crate) struct Found {
     /// Files with a valid header, in order of generation.
     pub(crate) files: Vec<LogFile>,
     /// The same of the previous format version; they are never written to.
     pub(crate) previous: Vec<LogFile>,
-    /// Our own files that hold nothing: never used, or prepared for a use that never began.
+    /// Our own files without records: never used, or prepared for a use that never began.
     pub(crate) unused: Vec<LogFile>,
-    /// Files of ours whose header is damaged. Their records say which generation they are of, so nothing is lost.
+    /// Files of ours whose header is damaged. Their records carry the generation, so nothing is lost.
     pub(crate) bad_headers: Vec<PathBuf>,
-    /// Files of that name pattern that are not ours.
+    /// Files with a matching name that are not ours.
     pub(crate) foreign: Vec<PathBuf>,
     pub(crate) next_number: u64,
 }
@@ -102,10 +102,10 @@ fn encode_header(generation: u64, size: u64) -> Vec<u8> {
 
 enum Header {
     Generation(u64),
-    /// One of the previous format version.
+    /// A header of the previous format version.
     Previous(u64),
     Blank,
-    /// Not a header, or a damaged one: the records must tell.
+    /// Not a header, or a damaged one: the records decide.
     Bad,
 }
 
@@ -132,8 +132,8 @@ fn decode_header(bytes: &[u8], path: &Path) -> Result<Header, OpenError> {
 }
 
 impl Found {
-    /// Sorts in a file whose header cannot be read: by its records, if there are any, so that it is never taken for blank.
-    fn take_without_header(&mut self, file: LogFile, path: PathBuf, is_blank: bool) -> io::Result<()> {
+    /// Classifies a file without a readable header by its records, so that it is never taken for blank.
+    fn add_without_header(&mut self, file: LogFile, path: PathBuf, is_blank: bool) -> io::Result<()> {
         if let Some(generation) = LogReader::new(&file).newest_generation()? {
             self.files.push(LogFile { generation, ..file });
             self.bad_headers.push(path);
@@ -155,7 +155,7 @@ impl Found {
     }
 }
 
-/// Looks at the log's folder.
+/// Reads the log's folder.
 pub(crate) fn find(disk: &dyn Disk, folder: &Path) -> Result<Found, OpenError> {
     let io = |path: &Path| {
         let path = path.display().to_string();
@@ -186,7 +186,7 @@ pub(crate) fn find(disk: &dyn Disk, folder: &Path) -> Result<Found, OpenError> {
             Header::Previous(generation) => found.previous.push(LogFile { generation, ..file }),
             Header::Blank | Header::Bad => {
                 let is_blank = matches!(header, Header::Blank);
-                found.take_without_header(file, path.clone(), is_blank).map_err(io(&path))?;
+                found.add_without_header(file, path.clone(), is_blank).map_err(io(&path))?;
             }
         }
     }
@@ -195,7 +195,7 @@ pub(crate) fn find(disk: &dyn Disk, folder: &Path) -> Result<Found, OpenError> {
     Ok(found)
 }
 
-/// What to open the log with.
+/// Parameters for opening the log.
 pub(crate) struct OpenLog {
     pub(crate) folder: PathBuf,
     pub(crate) file_bytes: u64,
@@ -203,12 +203,12 @@ pub(crate) struct OpenLog {
     pub(crate) found: Found,
     pub(crate) floor: LogPoint,
     pub(crate) next_lsn: u64,
-    /// Where the log was found to end: (generation, position).
+    /// The end of the log found by the scan: (generation, position).
     pub(crate) end: (u64, u64),
 }
 
 impl CommitLog {
-    /// Opens the log for writing in a fresh file use; files at or past the floor stay live.
+    /// Opens the log for writing in a new file use; files at or past the floor stay live.
     pub(crate) fn open(disk: Arc<dyn Disk>, open: OpenLog) -> io::Result<Self> {
         let OpenLog { folder, file_bytes, first_file_bytes, found, floor, next_lsn, end } = open;
         let file_bytes = file_bytes.min(MAX_FILE);
@@ -222,7 +222,7 @@ impl CommitLog {
             next_number: found.next_number,
             next_generation: newest + 1,
         };
-        // Any file that is already on disk is quicker than a new one.
+        // Any existing file is quicker than a new one.
         files.free.sort_by_key(|file| file.size);
         let reuse = files.free.pop().filter(|file| file.size >= first_file_bytes.min(file_bytes));
         let first = match reuse {
@@ -245,23 +245,23 @@ impl CommitLog {
         })
     }
 
-    /// Makes sure that the next group fits, changing to another file if it must. The one step of a commit that may
-    /// fail for lack of space; nothing is lost then, the group waits.
-    pub(crate) fn make_room(&self, group: &[Staged]) -> io::Result<()> {
+    /// Ensures that the next group fits, switching files if it must. The only step of a commit that may fail for lack
+    /// of space; nothing is lost then, the group waits.
+    pub(crate) fn ensure_space(&self, group: &[Staged]) -> io::Result<()> {
         let mut writer = self.writer.locked();
         let bytes = group_bytes(group);
         if writer.position + bytes > writer.file.size {
-            self.change_file(&mut writer, bytes)?;
+            self.switch_file(&mut writer, bytes)?;
         }
         Ok(())
     }
 
-    /// Writes one group and syncs it; it has room. Answers the bytes written.
+    /// Writes one group and syncs it; space was ensured. Returns the bytes written.
     pub(crate) fn commit(&self, group: &[Staged]) -> io::Result<u64> {
         let mut writer = self.writer.locked();
         let Writer { file, position, next_lsn, end, headers } = &mut *writer;
         let start = *position;
-        assert!(start + group_bytes(group) <= file.size, "room was made for this group");
+        assert!(start + group_bytes(group) <= file.size, "commit without ensure_space");
         headers.clear();
         let mut stamp = Stamp { generation: file.generation, lsn: *next_lsn, group: start };
         let first = start == BLOCK;
@@ -301,7 +301,7 @@ impl CommitLog {
         Ok(bytes)
     }
 
-    fn change_file(&self, writer: &mut Writer, bytes: u64) -> io::Result<()> {
+    fn switch_file(&self, writer: &mut Writer, bytes: u64) -> io::Result<()> {
         let mut files = self.files.locked();
         let spare = match files.spare.take() {
             Some(spare) if spare.size >= BLOCK + bytes => spare,
@@ -337,17 +337,17 @@ impl CommitLog {
         Ok(true)
     }
 
-    /// Everything before this is durable.
+    /// Everything before this point is durable.
     pub(crate) fn durable_point(&self) -> LogPoint {
         *self.durable.locked()
     }
 
-    /// Files in use.
+    /// Number of live files.
     pub(crate) fn live_count(&self) -> usize {
         self.live.load(Ordering::Relaxed)
     }
 
-    /// Bytes of records past a floor, roughly.
+    /// Approximate bytes of records past a floor.
     pub(crate) fn bytes_since(&self, floor: LogPoint) -> u64 {
         let point = *self.durable.locked();
         let files = self.files.locked();
@@ -365,7 +365,7 @@ impl CommitLog {
         (whole + point.position).saturating_sub(skipped.max(BLOCK))
     }
 
-    /// Gives back every file below the floor of a durable checkpoint.
+    /// Recycles every file below the floor of a durable checkpoint.
     pub(crate) fn recycle(&self, floor: LogPoint) -> io::Result<()> {
         let mut files = self.files.locked();
         while files.live.front().is_some_and(|file| file.generation < floor.generation) {
@@ -381,12 +381,12 @@ impl CommitLog {
     }
 }
 
-/// Bytes to make room for: the group, and the record that begins a file use.
+/// Bytes that a group needs: the group, and the Begin record of a file use.
 fn group_bytes(group: &[Staged]) -> u64 {
     group.iter().map(|staged| staged.bytes() as u64).sum::<u64>() + RECORD_HEADER as u64
 }
 
-/// The first record of a file use: where the log before it ends.
+/// The first record of a file use: the end of the log before it.
 fn begin_record((generation, position): (u64, u64)) -> Record {
     let number = |value: u64| i64::try_from(value).expect("generations and positions are counted up");
     Record { last: number(position), ..Record::of_log(Kind::Begin, number(generation)) }
@@ -399,7 +399,7 @@ fn create_file(disk: &dyn Disk, folder: &Path, files: &mut Files, size: u64) -> 
     files.next_number += 1;
     let prewritten = prewrite(&*file, size).and_then(|()| disk.sync_dir(folder));
     if let Err(error) = prewritten {
-        // Most likely no space: leave nothing behind, the caller may try again later.
+        // Most likely no space: leave nothing behind, the caller may retry later.
         disk.remove(&path)?;
         return Err(error);
     }
@@ -458,7 +458,7 @@ mod tests {
         LogFile { number: 0, generation: 2, size: 1 << 20, file }
     }
 
-    /// The LSNs that are read back, and where damage is.
+    /// The LSNs that are read back, and the position of damage.
     fn lsns(files: &[LogFile]) -> (Vec<u64>, Option<u64>) {
         let mut seen = Vec::new();
         let floor = LogPoint { generation: 0, position: 0, next_lsn: 5 };
@@ -472,7 +472,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_of_another_use_of_the_file_end_the_log_unless_a_later_group_vouches_past_them() {
+    fn stale_bytes_end_the_log_unless_a_later_group_follows() {
         let after_one = BLOCK + 2 * RECORD_HEADER as u64;
         assert_eq!(lsns(&[file_with(&[(2, 5), (2, 6), (2, 7)])]), (vec![5, 6, 7], None));
         assert_eq!(lsns(&[file_with(&[(2, 5), (1, 6), (1, 7)])]), (vec![5], None), "an older generation");
@@ -481,7 +481,7 @@ mod tests {
     }
 
     #[test]
-    fn a_gap_in_the_numbers_is_damage() {
+    fn lsn_gap_is_damage() {
         let after_one = BLOCK + 2 * RECORD_HEADER as u64;
         assert_eq!(lsns(&[file_with(&[(2, 5), (2, 7)])]), (vec![5], Some(after_one)));
         assert_eq!(lsns(&[file_with(&[(2, 5), (2, 5)])]), (vec![5], Some(after_one)));
@@ -489,7 +489,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_header_that_cannot_be_read_is_no_blank_file() {
+    fn file_with_unreadable_header_is_not_blank() {
         let disk = SimDisk::new();
         let folder = Path::new("/commit");
         disk.create_dir(folder).unwrap();
@@ -516,7 +516,7 @@ mod tests {
     }
 
     #[test]
-    fn the_file_header_has_not_changed_on_disk() {
+    fn golden_file_header() {
         let hex: String = encode_header(3, 4096)[..40].iter().map(|byte| format!("{byte:02x}")).collect();
         assert_eq!(hex, "4d4f494d4c4f470a0200000000000000030000000000000000100000000000005eb4371d00000000");
     }

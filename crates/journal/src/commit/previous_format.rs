@@ -1,9 +1,9 @@
-//! Version 1 of the commit log and of the checkpoint: reading only, for the upgrade (`store/upgrade.rs`).
+//! Version 1 of the commit log and of the checkpoint: read only, for the upgrade (`store/upgrade.rs`).
 //!
-//! What differs from the current version: a record does not say where its group begins, a file use has no `Begin` record,
-//! and a segment image does not say whether compaction wrote it. Nothing vouches for a record, so the end of the log is the
-//! first record that is not there: a torn write cannot be told from damage. The release that wrote these files had the same
-//! rule.
+//! Differences from the current version: a record has no group position, a file use has no `Begin` record, and a
+//! segment image does not tell whether compaction wrote it. No later group proves that a record was synced, so the log
+//! ends at the first missing record: a torn write cannot be told from damage. The release that wrote these files had
+//! the same rule.
 
 use std::io;
 
@@ -26,8 +26,8 @@ pub(super) fn reader(file: &LogFile) -> LogReader<'_> {
     LogReader::with_magic(file, RECORD_MAGIC)
 }
 
-/// Calls `each` for every record past `floor`, in order, with its payload as the current version has it. Stops at the end
-/// of the log.
+/// Calls `each` for every record past `floor`, in order, with its payload in the current encoding. Stops at the end of
+/// the log.
 pub(crate) fn scan(
     files: &[LogFile],
     floor: LogPoint,
@@ -58,7 +58,7 @@ fn swap(payload: &[u8]) -> io::Result<Bytes> {
     Ok(swap.ok_or_else(undecodable)?.encode().into())
 }
 
-/// Reads a segment image. Whether compaction wrote the segment is not known, so gaps between its frames are no damage.
+/// Decodes a segment image. Whether compaction wrote the segment is unknown, so gaps between its frames are no damage.
 pub(crate) fn segment_image(input: &mut Input<'_>) -> Option<SegmentImage> {
     Some(SegmentImage {
         base: input.i64()?,

@@ -1,16 +1,16 @@
-//! Reading the commit log back: where it ends, and whether what is missing was ever there.
+//! Scan of the commit log: where it ends, and whether a missing record was ever written.
 //!
-//! A group is written only after everything before it was synced, so every record of a group vouches for all bytes
-//! before the group. Only the last group of the log can be torn. Hence a record that cannot be read is
-//! - the end of the log, when no later group is there: a torn group, remnants of an earlier use of the file, or zeros;
-//! - damage, when a later group of the same file use is there, or when the first record of a later use says that the
-//!   log went on past this place.
+//! A group is written only after everything before it was synced, so every record of a group proves that all bytes
+//! before the group were synced. Only the last group of the log can be torn. Hence an unreadable record is
+//! - the end of the log, if no later group exists: a torn group, stale bytes of an earlier use of the file, or zeros;
+//! - damage, if a later group of the same file use exists, or if the Begin record of a later use says that the log
+//!   continued past this position.
 //!
-//! The first record of a file use ([`Kind::Begin`]) says where the log before it was found to end; bytes past that
-//! place are remnants, whatever they look like. So the plan is made backwards, from the newest use to the floor of the
-//! checkpoint, and read forwards.
+//! The Begin record of a file use ([`Kind::Begin`]) names the end of the log before it; bytes past that position are
+//! stale, whatever they look like. So the plan is made backwards, from the newest use to the floor of the checkpoint,
+//! and read forwards.
 //!
-//! Limit: nothing vouches for the last group. A seal ([`Kind::Seal`]) is written after it when the log falls idle.
+//! Limit: no later group follows the last one. A Seal ([`Kind::Seal`]) is written after it when the log is idle.
 
 use std::io;
 
@@ -28,26 +28,26 @@ pub(crate) struct LogEntry {
 /// Synced records that cannot be read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct LogDamage {
-    /// Number of the file; none when the file itself is missing.
+    /// Number of the file; `None` if the file itself is missing.
     pub(crate) file: Option<u64>,
     pub(crate) position: u64,
     pub(crate) what: String,
 }
 
-/// What reading the log back told.
+/// Result of a scan.
 pub(crate) struct Scan {
     pub(crate) next_lsn: u64,
     pub(crate) bytes: u64,
     pub(crate) files: u64,
     /// The first damage; nothing past it was read.
     pub(crate) damage: Option<LogDamage>,
-    /// Where the last record ends, if there was any.
+    /// End of the last record, if there was any.
     end: Option<(LogFile, u64)>,
 }
 
 impl Scan {
-    /// Writes the last records once more and syncs them. After a failed sync the kernel may show bytes as clean
-    /// that never reached the disk; at most one group can be in that state, and no group is larger than this.
+    /// Rewrites the last records and syncs them. After a failed fsync the kernel may take bytes for clean that never
+    /// reached the disk; at most one group can be in that state, and no group is larger than this.
     pub(crate) fn rewrite_tail(&self, max_group: u64) -> io::Result<()> {
         let Some((file, end)) = &self.end else { return Ok(()) };
         let from = end.saturating_sub(max_group).max(BLOCK) / BLOCK * BLOCK;
@@ -57,7 +57,7 @@ impl Scan {
         file.file.sync_data()
     }
 
-    /// Where the log ends: (generation, position).
+    /// The end of the log: (generation, position).
     pub(crate) fn end(&self, floor: LogPoint) -> (u64, u64) {
         match &self.end {
             Some((file, position)) => (file.generation, *position),
@@ -70,7 +70,7 @@ impl Scan {
 struct Part<'a> {
     file: &'a LogFile,
     from: u64,
-    /// Where it ends and the LSN there, if a later part says so.
+    /// Its end and the LSN there, if a later part names it.
     end: Option<(u64, u64)>,
 }
 
@@ -103,18 +103,18 @@ pub(crate) fn scan(
 fn plan(files: &[LogFile], floor: LogPoint) -> io::Result<Result<Vec<Part<'_>>, LogDamage>> {
     let mut parts = Vec::new();
     let mut end: Option<(u64, u64)> = None;
-    // The generation that the part after it names as its predecessor.
+    // The generation that the later part names as its predecessor.
     let mut wanted: Option<u64> = None;
     let missing = |generation: u64, position: u64| LogDamage {
         file: None,
         position,
-        what: format!("the file of generation {generation} is missing"),
+        what: format!("missing file of generation {generation}"),
     };
     let past = files.iter().rev().filter(|file| file.generation >= floor.generation);
     for file in past {
         if let Some(wanted) = wanted {
             if file.generation > wanted {
-                continue; // remnants: a use that never got to its first group
+                continue; // stale: a use that never got to its first group
             }
             if file.generation < wanted {
                 return Ok(Err(missing(wanted, end.map_or(0, |end| end.0))));
@@ -129,15 +129,15 @@ fn plan(files: &[LogFile], floor: LogPoint) -> io::Result<Result<Vec<Part<'_>>, 
         let damaged =
             |what: &str| LogDamage { file: Some(file.number), position: BLOCK, what: what.to_owned() };
         let Some((before, lsn)) = reader.begin()? else {
-            if wanted.is_some() || reader.is_vouched_past(BLOCK)? {
-                return Ok(Err(damaged("the first record of the file cannot be read")));
+            if wanted.is_some() || reader.is_followed_by_group(BLOCK)? {
+                return Ok(Err(damaged("unreadable Begin record")));
             }
             continue;
         };
         parts.push(Part { file, from: BLOCK + RECORD_HEADER as u64, end });
         if before.0 == floor.generation && before.1 <= floor.position {
             if lsn != floor.next_lsn {
-                return Ok(Err(damaged("records between the checkpoint and this file are missing")));
+                return Ok(Err(damaged("missing records between the checkpoint and this file")));
             }
             parts.reverse();
             return Ok(Ok(parts));
@@ -154,7 +154,7 @@ fn plan(files: &[LogFile], floor: LogPoint) -> io::Result<Result<Vec<Part<'_>>, 
 }
 
 impl Scan {
-    /// Reads one part; answers the damage in it.
+    /// Reads one part; returns the damage in it.
     fn read(
         &mut self,
         part: &Part<'_>,
@@ -171,8 +171,8 @@ impl Scan {
                 if crate::planted::is_on(crate::planted::Bug::BadRecordEndsLog) && position > part.from {
                     self.end = Some((part.file.clone(), position));
                 }
-                if part.end.is_some() || reader.is_vouched_past(position)? {
-                    let what = format!("record {} was synced and cannot be read", self.next_lsn);
+                if part.end.is_some() || reader.is_followed_by_group(position)? {
+                    let what = format!("synced record {} is unreadable", self.next_lsn);
                     return Ok(damaged(position, what));
                 }
                 break;
@@ -228,7 +228,7 @@ impl<'a> LogReader<'a> {
         Ok(self.filled >= need)
     }
 
-    /// The record at `start`, if there is a whole one that `wanted` likes.
+    /// The valid record at `start`, if it matches the predicate.
     fn at(&mut self, start: u64, wanted: impl Fn(&RawRecord) -> bool) -> io::Result<Option<RawRecord>> {
         if !self.fill(start, RECORD_HEADER)? {
             return Ok(None);
@@ -263,7 +263,7 @@ impl<'a> LogReader<'a> {
         &self.buffer[from..from + raw.payload_len]
     }
 
-    /// What the first record of this use says: where the log before it ends, and the LSN of what follows.
+    /// The Begin record of this use: the end of the log before it, and the LSN of the record that follows.
     fn begin(&mut self) -> io::Result<Option<((u64, u64), u64)>> {
         let generation = self.file.generation;
         let first = |raw: &RawRecord| raw.stamp.generation == generation && raw.record.kind == Kind::Begin;
@@ -272,20 +272,20 @@ impl<'a> LogReader<'a> {
         Ok(before.map(|before| (before, raw.stamp.lsn)))
     }
 
-    /// Whether a later group of this use was written after the record at `position`, or in the block after it, was
-    /// synced. Groups start at blocks, so looking there finds every one.
-    fn is_vouched_past(&mut self, position: u64) -> io::Result<bool> {
+    /// True if a later group of this use was written after the record at `position`, or in the block after it, was
+    /// synced. Groups start at blocks, so probing each block finds every one.
+    fn is_followed_by_group(&mut self, position: u64) -> io::Result<bool> {
         let generation = self.file.generation;
         let next = position.next_multiple_of(BLOCK);
         let mut start = next;
         while start < self.file.size {
-            // A record inside the group at `next` says nothing: that group may be the torn one, and `position` the padding
-            // before it. Its first record does: it has another LSN than the one that was expected there.
-            let vouches = |raw: &RawRecord| {
+            // A record inside the group at `next` proves nothing: that group may be the torn one, and `position` the
+            // padding before it. Its first record does: it has another LSN than the one expected there.
+            let follows = |raw: &RawRecord| {
                 raw.stamp.generation == generation
                     && (raw.stamp.group > next || (raw.stamp.group == next && start == next))
             };
-            if self.at(start, vouches)?.is_some() {
+            if self.at(start, follows)?.is_some() {
                 return Ok(true);
             }
             start += BLOCK;
@@ -293,8 +293,8 @@ impl<'a> LogReader<'a> {
         Ok(false)
     }
 
-    /// The greatest generation of any group in the file, for one whose header cannot be read: a file is only ever used
-    /// again under a greater one.
+    /// The greatest generation of any group in the file, for a file with an unreadable header: a file is only recycled
+    /// under a greater generation.
     pub(super) fn newest_generation(&mut self) -> io::Result<Option<u64>> {
         let (mut newest, mut start) = (None, BLOCK);
         while start < self.file.size {

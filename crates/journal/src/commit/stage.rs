@@ -1,13 +1,13 @@
-//! What waits for the next group commit.
+//! The staging queue of the next group commit.
 //!
-//! Appenders copy their small frames once into a shared chunk of memory and queue the record; the disk thread
-//! takes everything that queued up while the previous sync ran. There is no timer. The copies double as the
-//! recent ring: a ring entry is a slice of the chunk. A chunk is used again once no slice of it is left, because
-//! fresh memory is slow to touch.
+//! Appenders copy their small frames once into a shared chunk of memory and queue the record; the disk thread takes
+//! everything that was queued while the previous fsync ran. There is no timer. The copies double as the recent ring: a
+//! ring entry is a slice of the chunk. A chunk is reused once no slice of it is left, because fresh memory is slow to
+//! touch.
 //!
-//! A thread with many clients gathers ([`Stage::rest`]): its appends do not wake the disk thread one by one but together,
-//! when it has nothing else to do, and one that has just finished a sync waits for that, too. A sync that holds fifty frames
-//! costs little more than one that holds one.
+//! An event loop with many clients gathers ([`Stage::rest`]): its appends wake the disk thread not one by one but
+//! together, when the loop has nothing else to do; a disk thread that has just finished an fsync waits for that, too.
+//! An fsync of fifty frames costs little more than one of a single frame.
 //!
 //! Two lanes: records of priority journals go first. One journal is always in one lane, so its order is kept.
 
@@ -20,29 +20,29 @@ use bytes::{Bytes, BytesMut};
 use super::Staged;
 use crate::codec::{Locked, wait_on};
 
-/// The largest record that goes through here, whatever its journal.
+/// The largest record that is staged, whatever its journal.
 pub(crate) const MAX_RECORD: usize = 1 << 20;
 /// Size of a chunk. A few are in use at a time, and a larger record gets one of its own.
 pub(crate) const CHUNK: usize = 256 << 10;
 
-/// Records that a thread may gather before they go all the same.
+/// Maximum number of records that a thread gathers before they are released.
 const GATHER: usize = 64;
-/// And bytes.
+/// Maximum bytes that a thread gathers.
 const GATHER_BYTES: usize = 32 << 10;
-/// And what it may do meanwhile, in what it calls work; a turn is at least this much.
+/// Maximum work that a thread does while it gathers; a turn counts at least `TURN_WORK`.
 const GATHER_WORK: usize = 512;
 const TURN_WORK: usize = 16;
 
-/// Looks at the used-up chunks that find some of them superfluous before one goes.
-const SPARE_LOOKS: usize = 8;
+/// Number of consecutive checks that find superfluous retired chunks before one is freed.
+const SPARE_CHECKS: usize = 8;
 
 thread_local! {
-    /// Records that this thread has queued without waking anybody, and what it has done since; `None` for a thread that does
-    /// not gather. Of one stage: a thread that gathers for several would leave some waiting.
+    /// Records that this thread has queued without waking the disk thread, and its work since; `None` for a thread that
+    /// does not gather. Of one stage: a thread that gathers for several would leave some waiting.
     static GATHERED: Cell<Option<(usize, usize)>> = const { Cell::new(None) };
 }
 
-/// Which queue a record waits in.
+/// The queue of a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Lane {
     Priority = 0,
@@ -56,9 +56,9 @@ struct Queue {
     chunk: BytesMut,
     /// Used-up chunks, oldest first, kept until no slice of them is left.
     retired: VecDeque<BytesMut>,
-    /// How often in a row more of them were free than are of use.
-    spare_looks: usize,
-    /// Everything that waits was queued by threads that gather, and they have not said yet that it shall go.
+    /// Consecutive checks that found more free chunks than are useful.
+    spare_checks: usize,
+    /// True if all queued records belong to gathering threads that have not released them yet.
     gathering: bool,
     sleeping: bool,
     stopped: bool,
@@ -68,7 +68,7 @@ struct Queue {
 pub(crate) struct Stage {
     queue: Mutex<Queue>,
     wake: Condvar,
-    /// Chunks worth keeping for reuse.
+    /// Maximum number of chunks kept for reuse.
     keep: usize,
 }
 
@@ -99,9 +99,9 @@ impl Stage {
         self.add(&mut self.queue.locked(), lane, records);
     }
 
-    /// The calling thread has nothing else to do, or has done this much and goes on: what it has queued goes now, or after
-    /// some more work. From the first call on its records wait for that, so it must call this whenever it rests, and before it
-    /// ends.
+    /// The calling thread is about to sleep, or has done this much work and continues: its queued records are released
+    /// now, or after some more work. From the first call on its records wait for that, so it must call this whenever it
+    /// sleeps, and before it ends.
     pub(crate) fn rest(&self, done: Option<usize>) {
         let (gathered, before) = GATHERED.get().unwrap_or_default();
         let work = before + done.unwrap_or(GATHER_WORK).max(TURN_WORK);
@@ -112,13 +112,13 @@ impl Stage {
         }
     }
 
-    /// Everything queued shall go now, whoever gathers it: somebody waits for it.
+    /// Releases everything queued, also what other threads gather: a caller waits for it.
     pub(crate) fn flush(&self) {
-        self.go(&mut self.queue.locked());
+        self.release(&mut self.queue.locked());
     }
 
     fn add(&self, queue: &mut Queue, lane: Lane, records: impl IntoIterator<Item = Staged>) {
-        // Behind something that does not wait these need not wait either.
+        // Behind records that are released already these need not wait either.
         let may_wait = queue.bytes == 0 || queue.gathering;
         for staged in records {
             queue.push(lane, staged);
@@ -128,15 +128,15 @@ impl Stage {
                 GATHERED.set(Some((gathered + 1, work)));
                 queue.gathering = may_wait;
             }
-            gathers => {
-                GATHERED.set(gathers.map(|_| (0, 0)));
-                self.go(queue);
+            gathered_before => {
+                GATHERED.set(gathered_before.map(|_| (0, 0)));
+                self.release(queue);
             }
         }
     }
 
-    /// What is queued shall go.
-    fn go(&self, queue: &mut Queue) {
+    /// Releases the queued records to the disk thread.
+    fn release(&self, queue: &mut Queue) {
         queue.gathering = false;
         if queue.bytes > 0 && std::mem::take(&mut queue.sleeping) {
             self.wake.notify_one();
@@ -214,12 +214,12 @@ impl Queue {
         if used.capacity() > 0 || !used.is_empty() {
             self.retired.push_back(used);
         }
-        // The oldest chunk is the first to lose its readers; look no further than a few.
-        let looked_at = self.retired.len().min(4);
-        let free: Vec<usize> = (0..looked_at).filter(|at| self.retired[*at].try_reclaim(want)).collect();
-        // What a burst has needed goes back bit by bit. They become free several at a time, so one look tells little.
-        self.spare_looks = if free.len() > 2 { self.spare_looks + 1 } else { 0 };
-        if self.spare_looks > SPARE_LOOKS {
+        // The oldest chunk is the first to lose its readers; check only a few.
+        let checked = self.retired.len().min(4);
+        let free: Vec<usize> = (0..checked).filter(|at| self.retired[*at].try_reclaim(want)).collect();
+        // Memory of a burst is freed bit by bit. Chunks become free several at a time, so one check tells little.
+        self.spare_checks = if free.len() > 2 { self.spare_checks + 1 } else { 0 };
+        if self.spare_checks > SPARE_CHECKS {
             self.retired.remove(free[2]);
         }
         if let Some(chunk) = free.first().and_then(|at| self.retired.remove(*at)) {
@@ -249,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn a_thread_that_gathers_wakes_the_disk_thread_when_it_rests() {
+    fn gathering_thread_wakes_the_disk_thread_when_it_sleeps() {
         let stage = std::sync::Arc::new(Stage::new(CHUNK));
         let is_sleeping = || stage.queue.locked().sleeping;
         let wait = |asleep: bool| {
@@ -268,14 +268,14 @@ mod tests {
             }
         });
         wait(true);
-        stage.rest(None); // from now on this thread gathers
+        stage.rest(None); // from now on this thread gathered_before
         for _ in 0..5 {
             stage.push(Lane::Normal, [record()]);
             assert!(is_sleeping(), "five records wait for the rest");
         }
         stage.rest(None);
         wait(true);
-        // One that never rests goes on with others only so often, and the less often the more it does.
+        // A thread that never sleeps releases only now and then, the less often the more it does.
         for (done, times) in [(1, GATHER_WORK / TURN_WORK), (GATHER_WORK / 2, 2), (GATHER_WORK, 1)] {
             stage.push(Lane::Normal, [record()]);
             for _ in 1..times {
@@ -285,22 +285,22 @@ mod tests {
             stage.rest(Some(done));
             wait(true);
         }
-        // Too many to wait: the disk thread is woken although this one goes on.
+        // Too many records to wait: the disk thread is woken although this thread continues.
         for _ in 0..GATHER {
             stage.push(Lane::Normal, [record()]);
         }
         wait(true);
-        // So are too many bytes.
+        // Too many bytes have the same effect.
         let large = || Staged { payload: Bytes::from(vec![0; GATHER_BYTES / 2]), ..record() };
         stage.push(Lane::Normal, [large()]);
         assert!(is_sleeping());
         stage.push(Lane::Normal, [large()]);
         wait(true);
-        // Whoever waits for something has it go at once.
+        // A caller that waits for a commit releases at once.
         stage.push(Lane::Normal, [record()]);
         stage.flush();
         wait(true);
-        // Somebody who does not gather takes the others' along.
+        // A thread that does not gather releases the others' records too.
         stage.push(Lane::Normal, [record()]);
         std::thread::scope(|scope| {
             scope.spawn(|| stage.push(Lane::Normal, [record()]));
@@ -311,17 +311,17 @@ mod tests {
     }
 
     #[test]
-    fn the_disk_thread_waits_for_those_who_gather_after_a_sync_too() {
+    fn disk_thread_waits_for_gathering_threads_after_an_fsync() {
         let stage = std::sync::Arc::new(Stage::new(CHUNK));
         let (took, groups) = std::sync::mpsc::sync_channel(9);
-        let (go, may_go) = std::sync::mpsc::sync_channel(9);
+        let (release, may_go) = std::sync::mpsc::sync_channel(9);
         let taker = std::thread::spawn({
             let stage = stage.clone();
             move || {
                 let mut group = Vec::new();
                 while stage.wait_and_take(&mut group, CHUNK) {
                     took.send(group.drain(..).count()).unwrap();
-                    // The sync.
+                    // The fsync.
                     may_go.recv().unwrap();
                 }
             }
@@ -333,33 +333,33 @@ mod tests {
         };
         stage.push(Lane::Normal, [record()]);
         assert_eq!(groups.recv(), Ok(1));
-        stage.rest(None); // from now on this thread gathers
+        stage.rest(None); // from now on this thread gathered_before
         stage.push(Lane::Normal, [record()]);
-        go.send(()).unwrap();
+        release.send(()).unwrap();
         wait_for_sleep();
         stage.push(Lane::Normal, [record()]);
         assert!(stage.queue.locked().sleeping, "two records wait for the rest");
         stage.rest(None);
         assert_eq!(groups.recv(), Ok(2));
-        // Somebody's who does not gather are waiting for the sync: others behind them go along.
+        // Records of a thread that does not gather wait for the fsync: others behind them are released too.
         std::thread::scope(|scope| {
             scope.spawn(|| stage.push(Lane::Normal, [record()]));
         });
         stage.push(Lane::Normal, [record()]);
-        go.send(()).unwrap();
+        release.send(()).unwrap();
         assert_eq!(groups.recv(), Ok(2));
-        // Nor do those wait for whom nobody rests any more.
+        // Records of a thread that has ended do not wait either.
         stage.rest(None);
         stage.push(Lane::Normal, [record()]);
         stage.stop();
-        go.send(()).unwrap();
+        release.send(()).unwrap();
         assert_eq!(groups.recv(), Ok(1));
-        go.send(()).unwrap();
+        release.send(()).unwrap();
         taker.join().unwrap();
     }
 
     #[test]
-    fn a_chunk_is_used_again_when_its_slices_are_gone() {
+    fn chunk_is_reused_when_its_slices_are_dropped() {
         let stage = Stage::new(4 * CHUNK);
         let frame = vec![7; CHUNK / 4];
         let first = stage.copy([&frame, b"x"]);
@@ -373,7 +373,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_burst_needed_goes_back() {
+    fn memory_of_a_burst_is_freed() {
         let stage = Stage::new(64 * CHUNK);
         let frame = vec![7; CHUNK / 2];
         let burst: Vec<Bytes> = (0..40).map(|_| stage.copy([&frame, b"x"])).collect();

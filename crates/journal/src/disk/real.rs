@@ -1,6 +1,6 @@
 //! The machine's own file system, through safe calls only.
 //!
-//! Invariant: every error of the kernel is passed on, none is retried except an interrupted call.
+//! Invariant: every kernel error is returned; only an interrupted call is retried.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, IoSlice};
@@ -15,7 +15,7 @@ use super::{Disk, DiskEntry, DiskFile, DiskStat};
 /// The kernel takes at most this many buffers in one call.
 const MAX_BUFFERS: usize = 1024;
 
-/// What the kernel forgets at a time.
+/// Page size of the page cache.
 const PAGE: u64 = 4096;
 
 /// The machine's own file system.
@@ -62,7 +62,7 @@ impl DiskFile for RealFile {
 
     fn allocate(&self, pos: u64, len: u64) -> io::Result<()> {
         match rustix::fs::fallocate(&self.0, rustix::fs::FallocateFlags::KEEP_SIZE, pos, len) {
-            // A file system without preallocation still stores what is written.
+            // A file system without preallocation still stores written bytes.
             Ok(()) | Err(rustix::io::Errno::OPNOTSUPP) => Ok(()),
             Err(errno) => Err(errno.into()),
         }
@@ -76,8 +76,8 @@ impl DiskFile for RealFile {
         Ok(self.0.metadata()?.len())
     }
 
-    fn forget(&self, pos: u64, len: u64) {
-        // Whole pages only: the rest of the last one is written next, and would have to be read for that.
+    fn drop_cache(&self, pos: u64, len: u64) {
+        // Whole pages only: the rest of the last page is written next, and would have to be read for that.
         let (from, until) = (pos & !(PAGE - 1), (pos + len) & !(PAGE - 1));
         if let Some(len) = NonZeroU64::new(until.saturating_sub(from)) {
             let _ = rustix::fs::fadvise(&self.0, from, Some(len), rustix::fs::Advice::DontNeed);
@@ -90,7 +90,7 @@ impl DiskFile for RealFile {
 }
 
 impl RealFile {
-    /// A short write is rare (a signal, a nearly full disk): the rest goes buffer by buffer.
+    /// A short write is rare (a signal, a nearly full disk): the rest is written buffer by buffer.
     fn finish_short_write(&self, pos: u64, bufs: &[IoSlice<'_>], wrote: usize) -> io::Result<()> {
         let mut at = 0;
         for buf in bufs {
@@ -131,7 +131,7 @@ impl Disk for RealDisk {
         let mut entries = Vec::new();
         for entry in std::fs::read_dir(path)? {
             let entry = entry?;
-            // A name that is not text is nobody's of ours.
+            // A name that is not UTF-8 is not one of ours.
             if let Ok(name) = entry.file_name().into_string() {
                 entries.push(DiskEntry { name, is_dir: entry.file_type()?.is_dir() });
             }

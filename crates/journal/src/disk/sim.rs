@@ -1,12 +1,12 @@
-//! A disk in memory that can lose power.
+//! An in-memory disk that can lose power.
 //!
-//! It tells apart what a program wrote from what would survive: every write, length change and change of a name
-//! stays pending until a sync covers it. [`SimDisk::crash`] keeps a random subset of the pending ones, sector by
-//! sector, and forgets the rest, which is harsher than any real file system. Faults can be planted at the n-th
-//! operation. It never looks at a clock and draws randomness only from the seed it is given.
+//! It separates written data from durable data: every write, length change and name change stays pending until a sync
+//! covers it. [`SimDisk::crash`] keeps a random subset of the pending ones, sector by sector, and drops the rest, which
+//! is harsher than any real file system. Faults can be injected at the n-th operation. It never reads a clock and draws
+//! randomness only from the seed it is given.
 //!
-//! Limit: a cross-folder rename is atomic here, and pending name changes are kept or lost one by one, each only
-//! if it still makes sense after the ones lost before it.
+//! Limit: a cross-folder rename is atomic here, and pending name changes are kept or lost one by one, each only if it
+//! still applies after the ones lost before it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, IoSlice};
@@ -19,29 +19,29 @@ use crate::codec::Locked;
 
 const SECTOR: usize = 512;
 
-/// What goes wrong at an operation.
+/// A fault injected at an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
     /// That operation alone fails with an I/O error.
     Io,
     /// That operation alone fails for lack of space.
     NoSpace,
-    /// The power goes: that operation and all later ones fail, until [`SimDisk::crash`].
+    /// Power cut: all operations after that one fail, until [`SimDisk::crash`].
     PowerCut,
 }
 
-/// How much of the pending changes a crash keeps.
+/// How many of the pending changes survive a crash.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Survival {
-    /// Only what was synced.
+    /// Only synced changes.
     Nothing,
     /// Everything, as after kill -9.
     Everything,
-    /// Each sector and each name change by the toss of a coin.
+    /// Each sector and each name change with probability one half.
     Random,
 }
 
-/// A disk in memory. Clones share the same disk.
+/// An in-memory disk. Clones share the same disk.
 #[derive(Clone, Default)]
 pub struct SimDisk {
     inner: Arc<Mutex<Inner>>,
@@ -104,23 +104,23 @@ impl SimDisk {
         Self::default()
     }
 
-    /// How many changing operations were asked for so far.
+    /// Number of changing operations so far.
     pub fn operations(&self) -> u64 {
         self.inner.locked().operations
     }
 
-    /// Plants a fault at the operation with this number (see [`SimDisk::operations`]); `None` takes it back.
+    /// Injects a fault at the operation with this number (see [`SimDisk::operations`]); `None` removes it.
     pub fn set_fault(&self, fault: Option<(u64, Fault)>) {
         self.inner.locked().fault = fault;
     }
 
-    /// Limits the space left; writes that grow files past it fail.
+    /// Limits the free space; writes that grow files past it fail.
     pub fn set_free_bytes(&self, free: Option<u64>) {
         self.inner.locked().free_bytes = free;
     }
 
-    /// Loses power and comes back: synced changes are there, of the others a subset drawn from the seed.
-    /// Handles opened before belong to the dead machine and fail.
+    /// Crashes and restarts: synced changes survive, of the others a subset drawn from the seed. Handles opened before
+    /// the crash fail.
     pub fn crash(&self, survival: Survival, seed: u64) -> SimDisk {
         let mut inner = self.inner.locked();
         inner.off = true;
@@ -154,7 +154,7 @@ impl SimDisk {
         self.rot(path, byte * 8);
     }
 
-    /// Flips one bit of a file at rest: in what is read from now on, and in what survives a crash.
+    /// Bit rot: flips one bit of a file at rest, in current reads and in what survives a crash.
     pub fn rot(&self, path: &Path, bit: u64) {
         let mut inner = self.inner.locked();
         if let Some(Target::File(number)) = inner.names.get(path).copied()
@@ -192,7 +192,7 @@ impl Coin {
             Survival::Nothing => false,
             Survival::Everything => true,
             Survival::Random => {
-                // splitmix64: enough for coins, and the same on every machine.
+                // splitmix64: sufficient here, and the same on every machine.
                 self.state = self.state.wrapping_add(0x9e37_79b9_7f4a_7c15);
                 let mut z = self.state;
                 z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -213,8 +213,8 @@ impl Content {
 }
 
 impl Node {
-    /// What a sync does: the pending changes become durable, at the cost of what changed alone.
-    fn settle(&mut self) {
+    /// A sync: the pending changes become durable, at the cost of the changes alone.
+    fn make_durable(&mut self) {
         for pending in std::mem::take(&mut self.pending) {
             match pending {
                 Pending::Write { pos, bytes } => self.durable.write(pos, &bytes),
@@ -281,11 +281,11 @@ fn apply(names: &mut Names, op: &NameOp) {
 }
 
 fn crashed() -> io::Error {
-    io::Error::other("the power is off")
+    io::Error::other("simulated power cut")
 }
 
 impl Inner {
-    /// Counts a changing operation and answers the fault planted at it.
+    /// Counts a changing operation and returns the fault injected at it.
     fn step(&mut self) -> io::Result<()> {
         if self.off {
             return Err(crashed());
@@ -324,14 +324,14 @@ impl Inner {
         Ok(())
     }
 
-    fn give_back(&mut self, by: u64) {
+    fn release(&mut self, by: u64) {
         if let Some(free) = &mut self.free_bytes {
             *free += by;
         }
         self.used_bytes = self.used_bytes.saturating_sub(by);
     }
 
-    fn settle_names(&mut self, done: impl Fn(&Path) -> bool) {
+    fn make_names_durable(&mut self, done: impl Fn(&Path) -> bool) {
         let mut rest = Vec::new();
         for (op, mut waiting) in std::mem::take(&mut self.pending_names) {
             waiting.retain(|folder| !done(folder));
@@ -376,7 +376,7 @@ impl DiskFile for SimFile {
     fn sync_data(&self) -> io::Result<()> {
         let mut inner = self.disk.locked();
         inner.step()?;
-        inner.node(self.node)?.settle();
+        inner.node(self.node)?.make_durable();
         Ok(())
     }
 
@@ -394,7 +394,7 @@ impl DiskFile for SimFile {
         let old = node.current.bytes.len();
         node.current.bytes.resize(len, 0);
         node.pending.push(Pending::SetLen(len));
-        inner.give_back(old.saturating_sub(len) as u64);
+        inner.release(old.saturating_sub(len) as u64);
         Ok(())
     }
 
@@ -458,7 +458,7 @@ impl Disk for SimDisk {
             return Err(io::ErrorKind::NotFound.into());
         };
         let len = inner.node(number)?.current.bytes.len() as u64;
-        inner.give_back(len);
+        inner.release(len);
         inner.change(NameOp::Remove(path.to_path_buf()), &[path]);
         Ok(())
     }
@@ -518,15 +518,15 @@ impl Disk for SimDisk {
     fn sync_dir(&self, path: &Path) -> io::Result<()> {
         let mut inner = self.inner.locked();
         inner.step()?;
-        inner.settle_names(|folder| folder == path);
+        inner.make_names_durable(|folder| folder == path);
         Ok(())
     }
 
     fn syncfs(&self, _path: &Path) -> io::Result<()> {
         let mut inner = self.inner.locked();
         inner.step()?;
-        inner.settle_names(|_| true);
-        inner.nodes.values_mut().for_each(Node::settle);
+        inner.make_names_durable(|_| true);
+        inner.nodes.values_mut().for_each(Node::make_durable);
         Ok(())
     }
 

@@ -1,12 +1,12 @@
-//! Taking frames in.
+//! Appends.
 //!
 //! Three ways, all of which make the frame visible at once and durable later:
 //! - small frames are copied once into the commit log's staging chunk, which is also the ring;
-//! - large frames are handed to the bypass thread, which writes and syncs their segment and then logs a pointer;
+//! - large frames go to the bypass thread, which writes and syncs their segment and then logs a pointer record;
 //! - under `Replicated` the frame is written straight into its segment, on the caller's thread, and is durable then.
 //!
-//! A journal's records enter the commit log in offset order: while one of its large frames is on its way, smaller
-//! ones queue behind it. An append that fails leaves the journal as it was.
+//! A journal's records enter the commit log in offset order: while one of its large frames is in the bypass, smaller
+//! ones queue behind it. A failed append leaves the journal unchanged.
 
 use std::io::{self, IoSlice};
 use std::sync::Arc;
@@ -24,11 +24,11 @@ use crate::store::BypassItem;
 use crate::types::{Append, AppendError, Durability, JournalError};
 
 impl Journal {
-    /// Takes the frame into the log at once; visible to `read` immediately, durable later.
+    /// Appends a frame; visible to `read` immediately, durable later.
     ///
-    /// The caller serialises appends of one journal and assigns offsets: `base` must equal `end()`. Never waits for
-    /// the disk, with one exception: the very first Replicated append of a journal waits for one group commit.
-    /// `Busy` and `Full` are refusals: nothing was taken, the caller may try again.
+    /// The caller serialises appends of one journal and assigns offsets: `base` must equal `end()`. Never waits for the
+    /// disk, with one exception: the very first Replicated append of a journal waits for one group commit. On `Busy`
+    /// and `Full` nothing was appended, and the caller may retry.
     pub fn append(&self, append: Append<'_>) -> Result<(), AppendError> {
         self.store.check_accepting(self.priority.load(Ordering::Relaxed))?;
         let len = append.prefix.len() + append.body.len();
@@ -59,7 +59,8 @@ impl Journal {
     }
 
     fn bypass_from(&self) -> usize {
-        // Priority journals must not wait behind large writes: theirs bypass only when the commit log cannot take them.
+        // Priority journals must not wait behind large writes: their frames bypass only if the commit log cannot take
+        // them.
         if self.priority.load(Ordering::Relaxed) { self.store.max_record } else { self.store.bypass_from }
     }
 
@@ -80,9 +81,9 @@ impl Journal {
 
     fn append_small(&self, state: &mut State, append: &Append<'_>, frame: &Frame, crc: u32) {
         let parts = [append.prefix, &append.body[..]];
-        let record = self.place(state, frame, Kind::Frame);
+        let record = self.assign_position(state, frame, Kind::Frame);
         let create = self.create_record(state);
-        let journal = self.me.upgrade();
+        let journal = self.weak_self.upgrade();
         let waits = state.in_bypass > 0 || state.replicated_writes != state.replicated_synced;
         self.pending.fetch_add(1, Ordering::AcqRel);
         let mut copied = Bytes::new();
@@ -101,10 +102,11 @@ impl Journal {
 
     fn append_large(&self, state: &mut State, append: &Append<'_>, frame: &Frame) {
         let head = self.store.stage.copy([append.prefix, &[]]);
-        let record = self.place(state, frame, Kind::Pointer);
+        let record = self.assign_position(state, frame, Kind::Pointer);
         let create = self.create_record(state);
         let payload = Bytes::new();
-        let staged = Staged { record, payload, payload_crc: 0, journal: self.me.upgrade(), done: None };
+        let staged =
+            Staged { record, payload, payload_crc: 0, journal: self.weak_self.upgrade(), done: None };
         self.pending.fetch_add(1, Ordering::AcqRel);
         self.enter_bypass(state, create, staged, Some((head.clone(), append.body.clone())));
         self.finish(state, frame, &record, head, append.body.clone());
@@ -118,14 +120,14 @@ impl Journal {
         write: Option<(Bytes, Bytes)>,
     ) {
         let sync_first = state.replicated_writes != state.replicated_synced;
-        let journal = self.me.upgrade().expect("the caller holds the journal");
+        let journal = self.weak_self.upgrade().expect("the caller holds the journal");
         state.in_bypass += 1;
         let item = BypassItem { journal, create, staged, write, sync_first };
         self.store.push_bypass(item);
     }
 
-    /// Gives the frame its place in a segment.
-    fn place(&self, state: &mut State, frame: &Frame, kind: Kind) -> Record {
+    /// Assigns the frame its position in a segment.
+    fn assign_position(&self, state: &mut State, frame: &Frame, kind: Kind) -> Record {
         state.roll_for(frame, self.store.clock.wall_ms());
         let active = state.segments.last().expect("a roll leaves an active segment");
         Record {
@@ -141,16 +143,16 @@ impl Journal {
         }
     }
 
-    /// The record that introduces the journal to the commit log, if it is still unknown there.
+    /// The Create record of the journal, if it is not in the commit log yet.
     pub(super) fn create_record(&self, state: &mut State) -> Option<Staged> {
-        if std::mem::replace(&mut state.known, true) {
+        if std::mem::replace(&mut state.create_staged, true) {
             return None;
         }
         let mut record = Record::control(Kind::Create, self.id, state.start);
         record.epoch = i32::from(state.durability == Durability::Replicated);
         let payload = Bytes::copy_from_slice(self.folder.as_bytes());
         let payload_crc = crc32c::crc32c(&payload);
-        Some(Staged { record, payload, payload_crc, journal: None, done: Some(self.introduced.clone()) })
+        Some(Staged { record, payload, payload_crc, journal: None, done: Some(self.create_durable.clone()) })
     }
 
     fn finish(&self, state: &mut State, frame: &Frame, record: &Record, head: Bytes, rest: Bytes) {
@@ -176,8 +178,8 @@ impl Journal {
     }
 
     fn append_replicated(&self, append: &Append<'_>, frame: &Frame) -> Result<(), AppendError> {
-        if !self.introduced.load(Ordering::Acquire) {
-            self.introduce().map_err(|_| AppendError::Closed)?;
+        if !self.create_durable.load(Ordering::Acquire) {
+            self.log_create().map_err(|_| AppendError::Closed)?;
         }
         let mut wrote_behind = false;
         loop {
@@ -185,13 +187,13 @@ impl Journal {
             let settled = self.pending.load(Ordering::Acquire) == 0;
             let drained = settled && state.written == state.recent.len();
             if settled && !drained && !std::mem::replace(&mut wrote_behind, true) {
-                // The journal was Fsync until now: what its ring still owes the segment is written here, once.
+                // The journal was Fsync until now: its ring is written behind here, once.
                 drop(state);
-                self.write_behind().map_err(|error| self.refused(error))?;
+                self.write_behind().map_err(|error| self.append_error(error))?;
                 continue;
             }
             if state.durability != Durability::Replicated || !drained {
-                // Frames of the other mode are still on their way: this one follows them through the commit log.
+                // Frames of the other mode are still pending: this one follows them through the commit log.
                 if frame.len < self.bypass_from() {
                     self.append_small(&mut state, append, frame, crc_of(append));
                 } else {
@@ -207,7 +209,7 @@ impl Journal {
                 Some(file) => return self.write_through(&mut state, &*file, append, frame),
                 None => drop(state),
             }
-            self.segment_file(base, true).map_err(|error| self.refused(error))?;
+            self.segment_file(base, true).map_err(|error| self.append_error(error))?;
         }
     }
 
@@ -227,9 +229,9 @@ impl Journal {
         if let Err(error) = written {
             // A part of the frame may be in the file; nothing may follow it there.
             if let Err(error) = file.set_len(position) {
-                self.store.fatal("cutting a half-written frame", &error);
+                self.store.fatal("truncating a torn frame", &error);
             }
-            return Err(self.refused(error));
+            return Err(self.append_error(error));
         }
         active.dirty = true;
         state.replicated_writes += 1;
@@ -250,17 +252,17 @@ impl Journal {
         }
     }
 
-    /// Makes the commit log know this journal, durably.
-    pub(super) fn introduce(&self) -> Result<(), JournalError> {
+    /// Logs the Create record of this journal and waits until it is durable.
+    pub(super) fn log_create(&self) -> Result<(), JournalError> {
         let mut state = self.state.locked();
         if let Some(create) = self.create_record(&mut state) {
             self.store.stage.push(self.lane(), [create]);
         }
         drop(state);
-        self.store.wait_for(|| self.introduced.load(Ordering::Acquire))
+        self.store.wait_for(|| self.create_durable.load(Ordering::Acquire))
     }
 
-    fn refused(&self, error: io::Error) -> AppendError {
+    fn append_error(&self, error: io::Error) -> AppendError {
         if error.kind() == io::ErrorKind::StorageFull {
             self.store.on_no_space();
             AppendError::Full
@@ -269,8 +271,8 @@ impl Journal {
         }
     }
 
-    /// Told by the bypass thread: the frame is in its segment, and its record is on its way.
-    pub(crate) fn leave_bypass(&self, base: i64, wrote: bool) {
+    /// On a frame that left the bypass: it is in its segment, and its record is staged.
+    pub(crate) fn on_bypass_done(&self, base: i64, wrote: bool) {
         let mut state = self.state.locked();
         state.in_bypass -= 1;
         if wrote {
@@ -278,7 +280,7 @@ impl Journal {
         }
     }
 
-    /// Writes a large frame into its segment. Answers the file and whether its name is new.
+    /// Writes a large frame into its segment. Returns the file.
     pub(crate) fn write_large(
         &self,
         record: &Record,
@@ -293,7 +295,7 @@ impl Journal {
         Ok(file)
     }
 
-    /// Syncs what Replicated appends left unsynced, before an fsync append may be acknowledged.
+    /// Syncs Replicated appends that are not synced yet, before an Fsync append may be acknowledged.
     pub(crate) fn sync_replicated(&self) -> io::Result<()> {
         let (bases, writes) = {
             let state = self.state.locked();
@@ -310,7 +312,7 @@ impl Journal {
 }
 
 impl State {
-    /// Marks ring entries from `first` to `last` as written and moves the written prefix.
+    /// Marks ring entries from `first` to `last` as written and advances the written prefix.
     pub(super) fn mark_written(&mut self, first: i64, last: i64) {
         let from = self.recent.partition_point(|recent| recent.base < first);
         for recent in self.recent.range_mut(from..) {
@@ -322,7 +324,7 @@ impl State {
         self.advance_written();
     }
 
-    /// Moves the written prefix over what is written by now.
+    /// Advances the written prefix over the written entries.
     pub(super) fn advance_written(&mut self) {
         while self.recent.get(self.written).is_some_and(|recent| recent.written) {
             self.written += 1;

@@ -1,12 +1,12 @@
 //! Opening a journal: the second half of recovery.
 //!
-//! The store has already redone from the commit log what it could without knowing the frames (`store/recover.rs`). Here
-//! the framing is known: everything past the synced point is walked frame by frame, a torn tail is cut off durably
-//! before anything can be appended after it, and what cannot belong to this log is moved aside. After a clean stop
-//! nothing is read at all.
+//! The store has already redone from the commit log what needs no knowledge of frames (`store/recover.rs`). Here the
+//! framing is known: everything past the synced point is walked frame by frame, a torn write is truncated durably
+//! before anything can be appended after it, and files that cannot belong to this log are moved aside. After a clean
+//! stop nothing is read at all.
 //!
-//! Damage is told from a torn tail by two numbers: the synced point of the checkpoint, and the end of what the commit
-//! log vouches for. A log that ends before either was damaged.
+//! Damage is told from a torn write by two numbers: the synced point of the checkpoint, and the end of the frames in
+//! the commit log. A log that ends before either was damaged.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::io;
@@ -19,23 +19,23 @@ use crate::checkpoint::JournalImage;
 use crate::commit::Record;
 use crate::disk::{Disk, DiskFile, read_all, write_at};
 use crate::index::Index;
-use crate::segment::{self, FrameReader, HEADER, HeaderState, Segment, SegmentImage, Verified, Walk};
+use crate::segment::{self, FrameReader, HEADER, HeaderState, Segment, SegmentImage, Verified, WalkError};
 use crate::store::Inner;
 use crate::types::{Durability, JournalError, JournalId, JournalOptions, RecoveryReport};
 
-/// What the store knows of a journal before it is opened.
+/// The recovered state of a journal before it is opened.
 #[derive(Clone)]
 pub(crate) struct Recovered {
     pub(crate) image: JournalImage,
-    /// The commit log vouches for everything before this.
+    /// Everything before this offset is in the commit log or in synced segments.
     pub(crate) logged_end: i64,
-    /// The frames past the synced point that it vouches for, in order.
+    /// The commit log's frames past the synced point, in order.
     pub(crate) logged: Arc<Vec<Record>>,
-    /// Whether files may hold more than the image says.
+    /// True if files may hold more than the image says.
     pub(crate) scan: bool,
 }
 
-/// Walks what lies past the synced point of one journal.
+/// Walks the segment bytes past the synced point of one journal.
 struct Tail<'a> {
     store: &'a Inner,
     options: &'a JournalOptions,
@@ -53,7 +53,7 @@ struct Tail<'a> {
 }
 
 impl Journal {
-    /// Opens a journal with what recovery found of it, or an empty one.
+    /// Opens a recovered journal, or an empty one.
     pub(crate) fn attach(
         store: &Arc<Inner>,
         id: JournalId,
@@ -87,8 +87,8 @@ impl Journal {
         if recovered.scan {
             tail.recover()?;
         } else if !known {
-            // Segments of a journal that the log does not know were never acknowledged: they must not become part of
-            // what is appended now.
+            // Segments of a journal that the commit log does not know were never acknowledged: they must not become
+            // part of the new log.
             tail.list()?;
             tail.move_orphans_aside()?;
         }
@@ -96,7 +96,7 @@ impl Journal {
         let Tail { start, mut segments, mut epochs, damage, report, folder, .. } = tail;
         for segment in segments.iter_mut().filter(|segment| segment.is_empty()) {
             segment.index_complete = true;
-            // A roll that was never written to has no file yet.
+            // A rolled segment that was never written to has no file yet.
             segment.exists =
                 store.disk.stat(&segment::path_of(&folder, segment.image.base, "log"))?.is_some();
         }
@@ -118,7 +118,7 @@ impl Journal {
             durability: options.durability,
             segment_bytes: options.segment_bytes,
             snapshot: image.snapshot.filter(|snapshot| snapshot.0 <= end),
-            known,
+            create_staged: known,
             in_bypass: 0,
             replicated_writes: u64::from(scanned_bytes > 0),
             replicated_synced: 0,
@@ -132,13 +132,13 @@ impl Journal {
         if scanned_bytes > 0 {
             store.note_dirty_bytes(scanned_bytes);
         }
-        Ok(Arc::new_cyclic(|me| Journal {
+        Ok(Arc::new_cyclic(|weak_self| Journal {
             id,
             tag: options.tag,
             folder: image.folder,
             framing: options.framing.clone(),
             store: store.clone(),
-            me: me.clone(),
+            weak_self: weak_self.clone(),
             state: Mutex::new(state),
             files: Mutex::new(()),
             cleaned: Mutex::new(None),
@@ -147,15 +147,15 @@ impl Journal {
             pending: AtomicU32::new(0),
             group: AtomicU64::new(u64::MAX),
             priority: AtomicBool::new(false),
-            fleeting: AtomicBool::new(false),
-            wanted_from: AtomicI64::new(i64::MAX),
-            introduced: Arc::new(AtomicBool::new(known)),
+            uncached: AtomicBool::new(false),
+            cached_from: AtomicI64::new(i64::MAX),
+            create_durable: Arc::new(AtomicBool::new(known)),
             replicated: AtomicBool::new(options.durability == Durability::Replicated),
         }))
     }
 }
 
-/// The index of a segment as saved, and the segment length it covers.
+/// The saved index of a segment, and the segment length it covers.
 pub(super) fn saved_index(disk: &dyn Disk, folder: &Path, base: i64) -> Option<(Index, u64)> {
     let read = |extension| read_all(&*disk.open(&segment::path_of(folder, base, extension)).ok()?).ok();
     Index::decode(&read("index")?, &read("timeindex")?, base)
@@ -181,13 +181,13 @@ impl Tail<'_> {
         if end < self.logged_end && self.damage.is_none() {
             let logged = self.logged_end;
             self.damage =
-                Some(format!("journal {}: ends at {end}, the commit log vouches for {logged}", self.id));
+                Some(format!("journal {}: log ends at {end}, commit log has frames up to {logged}", self.id));
         }
         let trusted = synced.max(self.logged_end);
         if end > trusted
             && (self.durability == Durability::Fsync || self.options.durability == Durability::Fsync)
         {
-            self.write_again(trusted)?;
+            self.rewrite_unsynced(trusted)?;
         }
         Ok(())
     }
@@ -203,27 +203,27 @@ impl Tail<'_> {
         }
     }
 
-    /// Finishes what `set_start` may have left: segments wholly below the log start go.
+    /// Finishes an interrupted `set_start`: removes segments wholly below the log start.
     fn drop_below_start(&mut self) -> io::Result<()> {
         let start = self.start;
         let newest = self.segments.len().saturating_sub(1);
         let drop = self.segments[..newest.min(self.segments.len())]
             .partition_point(|segment| segment.image.end <= start);
-        let mut gone: Vec<i64> = self.segments.drain(..drop).map(|segment| segment.image.base).collect();
-        // The segment in which the log starts may be younger than the checkpoint.
+        let mut removed: Vec<i64> = self.segments.drain(..drop).map(|segment| segment.image.base).collect();
+        // The segment that holds the log start may be newer than the checkpoint.
         let known = self.segments.last().map(|segment| (segment.image.base, segment.image.end));
         let first = self.bases.range(..=start).next_back().copied();
         if let Some(first) = first
             && known.is_none_or(|(base, end)| first > base && start >= end)
         {
-            gone.extend(self.segments.drain(..).map(|segment| segment.image.base));
-            gone.extend(self.bases.range(..first));
+            removed.extend(self.segments.drain(..).map(|segment| segment.image.base));
+            removed.extend(self.bases.range(..first));
             self.segments.push(Segment::new(first, self.store.clock.wall_ms()));
         }
-        for base in gone {
+        for base in removed {
             if self.bases.remove(&base) {
                 for extension in ["log", "index", "timeindex"] {
-                    self.store.remove_if_there(&segment::path_of(&self.folder, base, extension))?;
+                    self.store.remove_if_exists(&segment::path_of(&self.folder, base, extension))?;
                 }
                 self.store.note_dirty_dir(self.folder.clone());
             }
@@ -231,7 +231,7 @@ impl Tail<'_> {
         Ok(())
     }
 
-    /// Takes in what a segment holds past its image. Answers whether a next one may follow.
+    /// Recovers the frames of a segment past its image. Returns true if another segment may follow.
     fn walk_segment(&mut self, at: usize) -> Result<bool, JournalError> {
         let image = self.segments[at].image.clone();
         let path = segment::path_of(&self.folder, image.base, "log");
@@ -240,7 +240,7 @@ impl Tail<'_> {
             Ok(file) => file,
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
                 if image.end <= self.start {
-                    // Dropped with the log start; what followed it was never synced and is gone as well.
+                    // Dropped with the log start; later segments were never synced and are gone as well.
                     self.segments.clear();
                 } else if synced {
                     self.damage = Some(format!("{}: missing", path.display()));
@@ -256,9 +256,9 @@ impl Tail<'_> {
         let mut header = [0; HEADER as usize];
         let got = file.pread(0, &mut header)?;
         match segment::check_header(&header[..got], self.id, image.base) {
-            HeaderState::Ours => {}
-            HeaderState::Rotten => {
-                tracing::warn!(path = %path.display(), "segment header damaged; it is written anew");
+            HeaderState::Valid => {}
+            HeaderState::Corrupt => {
+                tracing::warn!(path = %path.display(), "segment header damaged; header rewritten");
                 write_at(&*file, 0, &segment::encode_header(self.id, image.base))?;
                 file.sync_data()?;
             }
@@ -267,7 +267,7 @@ impl Tail<'_> {
                 return Err(JournalError::TooNew { path, found, known: segment::VERSION });
             }
             HeaderState::Foreign if synced => {
-                self.damage = Some(format!("{}: the header is not what was written", path.display()));
+                self.damage = Some(format!("{}: segment header mismatch", path.display()));
                 return Ok(false);
             }
             HeaderState::Foreign => {
@@ -283,39 +283,39 @@ impl Tail<'_> {
             self.damage = Some(format!("{}: {len} bytes, {} were synced", path.display(), image.len));
             return Ok(false);
         }
-        self.take_frames(at, &*file, len)?;
+        self.recover_frames(at, &*file, len)?;
         let segment = &mut self.segments[at];
         segment.exists = true;
         segment.index_complete = !synced;
-        // A log that ends before what the commit log vouches for takes no appends: what is there stays for a look.
+        // A log that ends before its last logged frame takes no appends: its bytes stay for inspection.
         if segment.image.len < len && segment.image.end >= self.logged_end {
-            // Durably, before anything new is written: stale frames must never follow fresh ones.
+            // Durable before anything new is written: stale frames must never follow new ones.
             self.report.cut_bytes += len - segment.image.len;
             file.set_len(segment.image.len)?;
             file.sync_data()?;
         }
-        self.distrust_index(&image)?;
+        self.remove_stale_index(&image)?;
         Ok(true)
     }
 
-    /// An index saved for bytes that were not synced may speak of frames that are gone.
-    fn distrust_index(&self, synced: &SegmentImage) -> io::Result<()> {
+    /// Removes a saved index that covers unsynced bytes: it may refer to frames that are gone.
+    fn remove_stale_index(&self, synced: &SegmentImage) -> io::Result<()> {
         let covered =
             saved_index(&*self.store.disk, &self.folder, synced.base).map_or(0, |(_, covered)| covered);
         if covered > synced.len {
             for extension in ["index", "timeindex"] {
-                self.store.remove_if_there(&segment::path_of(&self.folder, synced.base, extension))?;
+                self.store.remove_if_exists(&segment::path_of(&self.folder, synced.base, extension))?;
             }
         }
         Ok(())
     }
 
-    fn take_frames(&mut self, at: usize, file: &dyn DiskFile, len: u64) -> Result<(), JournalError> {
+    fn recover_frames(&mut self, at: usize, file: &dyn DiskFile, len: u64) -> Result<(), JournalError> {
         let framing = self.options.framing.clone();
         let segment = &mut self.segments[at];
         let mut reader = FrameReader::new(file, &*framing, len, 1 << 20);
-        // What is whole, in parts, where something in between is not.
-        let mut whole = vec![(segment.image.len, segment.image.len)];
+        // The valid ranges around damaged frames.
+        let mut valid = vec![(segment.image.len, segment.image.len)];
         loop {
             let image = &segment.image;
             match reader.frame(image.len) {
@@ -327,32 +327,32 @@ impl Tail<'_> {
                     self.epochs.note_frame(frame.epoch, frame.base);
                     self.report.frames += 1;
                 }
-                Ok(_) | Err(Walk::Bad(_)) => {
-                    // One that was acknowledged is damaged, not torn, and the log goes on behind it.
+                Ok(_) | Err(WalkError::BadFrame(_)) => {
+                    // A logged frame that is invalid is damaged, not torn; the walk continues behind it.
                     let at = self.logged.partition_point(|record| record.base < image.end);
                     let here = (image.base, image.len, image.end);
-                    let lost =
+                    let logged_frame =
                         self.logged.get(at).filter(|one| (one.segment, one.position, one.base) == here);
-                    let Some(frame) = lost.map(Record::frame) else { break };
+                    let Some(frame) = logged_frame.map(Record::frame) else { break };
                     let what = format!("journal {}: frame checksum mismatch at {}", self.id, frame.base);
                     self.damage.get_or_insert(what);
-                    whole.last_mut().expect("never empty").1 = image.len;
+                    valid.last_mut().expect("never empty").1 = image.len;
                     segment.push(&frame);
                     self.epochs.note_frame(frame.epoch, frame.base);
-                    whole.push((segment.image.len, segment.image.len));
+                    valid.push((segment.image.len, segment.image.len));
                 }
-                Err(Walk::Io(error)) => return Err(error.into()),
+                Err(WalkError::Io(error)) => return Err(error.into()),
             }
         }
-        if whole.len() > 1 {
-            whole.last_mut().expect("never empty").1 = segment.image.len;
-            segment.verified = Verified::new(&whole, segment.image.len);
+        if valid.len() > 1 {
+            valid.last_mut().expect("never empty").1 = segment.image.len;
+            segment.verified = Verified::new(&valid, segment.image.len);
         }
         self.report.bytes += reader.bytes_read;
         Ok(())
     }
 
-    /// Segment files past the end of the log: what was appended after a hole that a power cut left.
+    /// Moves aside segment files past the log end: appends after a hole left by a power cut.
     fn move_orphans_aside(&mut self) -> io::Result<()> {
         let last = self.segments.last().map_or(i64::MIN, |segment| segment.image.base);
         let known: BTreeSet<i64> = self.segments.iter().map(|segment| segment.image.base).collect();
@@ -367,9 +367,9 @@ impl Tail<'_> {
         Ok(())
     }
 
-    /// Frames that no sync vouches for are in the page cache at best, and after a failed sync the kernel may believe
-    /// them clean: they are written once more and synced before they count as durable.
-    fn write_again(&self, from: i64) -> io::Result<()> {
+    /// Frames without a known fsync are only in the page cache, and after a failed fsync the kernel may take them for
+    /// clean: they are rewritten and synced before they count as durable.
+    fn rewrite_unsynced(&self, from: i64) -> io::Result<()> {
         for segment in self.segments.iter().filter(|segment| segment.image.end > from && segment.dirty) {
             let file = self.store.disk.open(&segment::path_of(&self.folder, segment.image.base, "log"))?;
             let relative = u32::try_from((from - segment.image.base).max(0)).unwrap_or(u32::MAX);

@@ -1,7 +1,7 @@
-//! Moving frames from the ring into their segment files, and telling the checkpoint what is there.
+//! Write-behind: moves frames from the ring into their segment files, and captures the journal for a checkpoint.
 //!
-//! Only durable frames are written behind: what a segment holds past the checkpoint is then either in the commit
-//! log, or a large frame on its way, or a Replicated frame. All of it runs under the journal's `files` lock.
+//! Only durable frames are written behind: a segment's bytes past the checkpoint are then either in the commit log, or
+//! a large frame in the bypass, or a Replicated frame. All of it runs under the journal's `files` lock.
 
 use std::io::{self, IoSlice};
 use std::sync::atomic::Ordering;
@@ -14,9 +14,9 @@ use crate::codec::Locked;
 use crate::disk;
 use crate::segment;
 
-/// Most frames in one write.
+/// Maximum number of frames in one write.
 const RUN_FRAMES: usize = 500;
-/// Most bytes in one write.
+/// Target number of bytes in one write.
 const RUN_BYTES: usize = 4 << 20;
 
 /// Consecutive frames of one segment.
@@ -29,9 +29,10 @@ struct Run {
     frames: Vec<Bytes>,
 }
 
-/// What the checkpoint has to do for one journal before its image is true. Without the image itself: there may be very many.
+/// What the checkpoint has to sync for one journal before its image is valid. Without the image itself: there may be
+/// very many journals.
 pub(crate) struct Capture {
-    /// Segments to sync before the image is true.
+    /// Segments to sync before the image is valid.
     pub(crate) dirty: Vec<i64>,
     synced_end: i64,
     replicated_writes: u64,
@@ -39,7 +40,7 @@ pub(crate) struct Capture {
 }
 
 impl Journal {
-    /// Writes every durable frame of the ring into its segment. Answers the bytes written.
+    /// Writes every durable frame of the ring into its segment. Returns the bytes written.
     pub(crate) fn write_behind(&self) -> io::Result<u64> {
         let _files = self.files.locked();
         self.write_behind_locked()
@@ -56,7 +57,7 @@ impl Journal {
                 let mut state = self.state.locked();
                 let segment_bytes = state.segment_bytes;
                 if let Some(segment) = state.segment(run.segment) {
-                    // Mark before writing: a capture may only miss what it does not count.
+                    // Marked before the write: a capture may miss only bytes that it does not count.
                     segment.dirty = true;
                     segment.reserve(&*file, 0, segment_bytes)?;
                 }
@@ -69,7 +70,7 @@ impl Journal {
         }
     }
 
-    /// Drops written frames below `end` from the ring. Answers whether others below it are still to be written.
+    /// Evicts written frames below `end` from the ring. Returns true if others below it are not written yet.
     pub(crate) fn evict(&self, end: i64) -> bool {
         let mut state = self.state.locked();
         let mut freed = 0;
@@ -86,16 +87,16 @@ impl Journal {
         waits
     }
 
-    /// Writes behind and tells the checkpoint what is in the files now; `None` for a journal that needs no place in it.
+    /// Writes behind and adds the journal's image to the checkpoint; `None` for a journal that needs no entry.
     pub(crate) fn capture(&self, checkpoint: &mut CheckpointWriter) -> io::Result<Option<Capture>> {
         let _files = self.files.locked();
         self.write_behind_locked()?;
         let mut state = self.state.locked();
-        if state.deleted || !state.known {
+        if state.deleted || !state.create_staged {
             return Ok(None);
         }
         let mut image = state.image(self);
-        // A snapshot of frames that may still be lost would count again once others stand in their place.
+        // A snapshot of frames that may still be lost would be valid again once other frames have their offsets.
         image.snapshot = image.snapshot.filter(|(offset, _)| *offset <= self.durable_end());
         if let Some((last, position, offset)) = state.behind_point() {
             image.segments = state
@@ -121,22 +122,22 @@ impl Journal {
         Ok(Some(Capture { dirty, synced_end: image.synced_end(), replicated_writes, truncations }))
     }
 
-    /// Told after the checkpoint's syncs: what was captured is synced. Saves indexes of sealed segments.
-    pub(crate) fn captured_is_synced(&self, capture: &Capture) {
+    /// On a completed checkpoint sync: the captured segments are synced. Saves indexes of sealed segments.
+    pub(crate) fn on_capture_synced(&self, capture: &Capture) {
         {
             let mut state = self.state.locked();
             state.replicated_synced = state.replicated_synced.max(capture.replicated_writes);
             state.segments.iter_mut().for_each(|segment| segment.syncing = false);
             state.checkpointed = Some((capture.truncations, capture.synced_end));
         }
-        // An index is a hint that can be rebuilt: a failure to save it is worth a line, not more.
+        // An index can be rebuilt: a failure to save it is only logged.
         if let Err(error) = self.save_indexes(false) {
-            tracing::warn!(journal = %self.id, %error, "could not save a segment index");
+            tracing::warn!(journal = %self.id, %error, "segment index not saved");
         }
     }
 
-    /// Told when the checkpoint gave up: what was captured is still to be synced.
-    pub(crate) fn capture_failed(&self, capture: &Capture) {
+    /// On a failed checkpoint: the captured segments still have to be synced.
+    pub(crate) fn on_capture_failed(&self, capture: &Capture) {
         let mut state = self.state.locked();
         for base in &capture.dirty {
             if let Some(segment) = state.segment(*base) {
@@ -146,11 +147,11 @@ impl Journal {
         }
     }
 
-    /// Saves the indexes of sealed segments, and of the active one where it has grown much or `all` says so.
+    /// Saves the indexes of sealed segments, and of the active one if it has grown much or `all` is true.
     pub(crate) fn save_indexes(&self, all: bool) -> io::Result<()> {
         const ACTIVE_STEP: u64 = 32 << 20;
         // Below this, walking the frames is as quick as opening two more files.
-        const WORTH_SAVING: u64 = 1 << 20;
+        const MIN_SAVED_BYTES: u64 = 1 << 20;
         let _files = self.files.locked();
         let mut work = Vec::new();
         {
@@ -163,7 +164,7 @@ impl Journal {
             for (at, segment) in state.segments.iter_mut().enumerate() {
                 let len = segment.image.len;
                 let settled = point.is_some_and(|(base, ..)| segment.image.base < base);
-                let grown = len >= segment.index_saved + ACTIVE_STEP || (all && len >= WORTH_SAVING);
+                let grown = len >= segment.index_saved + ACTIVE_STEP || (all && len >= MIN_SAVED_BYTES);
                 let due = segment.index_saved < len
                     && (at < newest || grown)
                     && (settled || point == segment.at_end());
@@ -182,7 +183,7 @@ impl Journal {
         for (base, offsets, times) in work {
             for (extension, bytes) in [("index", offsets), ("timeindex", times)] {
                 let path = segment::path_of(&folder, base, extension);
-                self.store.remove_if_there(&path)?;
+                self.store.remove_if_exists(&path)?;
                 disk::write_at(&*self.store.disk.create(&path)?, 0, &bytes)?;
             }
         }

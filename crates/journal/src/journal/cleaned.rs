@@ -1,15 +1,15 @@
-//! What compaction has removed for good, kept in a small file beside the segments.
+//! The compaction state: what compaction has removed for good, kept in a small file beside the segments.
 //!
-//! A tombstone or a transaction marker that compaction removes is gone for replicas that have not fetched it yet: one that
-//! was away meanwhile still holds what it ended. So the log remembers below which offset such frames may be missing
-//! ([`Cleaned::below`]), and a replica whose log ends below that is rebuilt from scratch. The file is durable before the first
-//! such frame is gone.
+//! A tombstone or a transaction marker that compaction removes is missing for replicas that have not fetched it yet: a
+//! replica that was offline meanwhile still holds the records it ended. So the log records the offset below which such
+//! frames may be missing ([`Cleaned::below`]), and a replica whose log ends below that is rebuilt from scratch. The
+//! file is durable before the first such frame is removed.
 //!
-//! It also remembers when offsets were first compacted by this node's clock: removals wait for that time, not for the
+//! It also records when offsets were first compacted by this node's clock: removals wait for that time, not for the
 //! timestamps that clients gave their records.
 //!
-//! The file: magic, version, incarnation and part of the journal, `below`, count of rounds, (until, at) of each, CRC32C. One
-//! that cannot be read counts as "everything may be missing".
+//! The file: magic, version, incarnation and part of the journal, `below`, count of rounds, (until, at) of each,
+//! CRC32C. An unreadable file counts as "everything may be missing".
 
 use std::io;
 
@@ -22,20 +22,21 @@ use crate::disk::{create_dirs, read_all, replace_file};
 const NAME: &str = "cleaned";
 const MAGIC: u32 = 0x4d43_4c4e; // "MCLN"
 const VERSION: u16 = 1;
-/// Rounds that are told apart; older ones are merged, to the later of their times.
+/// Maximum number of rounds; older ones are merged, with the later of their times.
 const MAX_ROUNDS: usize = 64;
 
-/// What compaction has removed.
+/// The compaction state of a journal.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Cleaned {
-    /// Below this offset tombstones and markers may be missing.
+    /// Below this offset tombstones and transaction markers may be missing.
     pub below: i64,
-    /// (until, at): what lies below `until`, and not below the round before, was first compacted at this wall-clock time.
+    /// (until, at): offsets below `until`, and not below the previous round, were first compacted at this wall-clock
+    /// time.
     rounds: Vec<(i64, i64)>,
 }
 
 impl Cleaned {
-    /// Notes a compaction of everything below `until`. Answers whether any of it was compacted for the first time.
+    /// Records a compaction of everything below `until`. Returns true if part of it was compacted for the first time.
     pub fn note_round(&mut self, until: i64, now_ms: i64) -> bool {
         if self.rounds.last().is_some_and(|(known, _)| *known >= until) {
             return false;
@@ -48,7 +49,7 @@ impl Cleaned {
         true
     }
 
-    /// Everything below was first compacted at `ms` or earlier.
+    /// The offset below which everything was first compacted at `ms` or earlier.
     pub fn compacted_by(&self, ms: i64) -> i64 {
         let old = self.rounds.iter().take_while(|(_, at)| *at <= ms);
         old.last().map_or(0, |(until, _)| *until)
@@ -88,19 +89,19 @@ impl Cleaned {
 }
 
 impl Journal {
-    /// What compaction has removed from this log, or from the logs it was copied from.
+    /// The compaction state of this log, including that of the logs it was copied from.
     pub fn cleaned(&self) -> Cleaned {
         self.with_cleaned(|cleaned| cleaned.clone())
     }
 
-    /// Below this offset tombstones and markers may be missing.
+    /// Below this offset tombstones and transaction markers may be missing.
     pub fn cleaned_below(&self) -> i64 {
         self.with_cleaned(|cleaned| cleaned.below)
     }
 
-    fn with_cleaned<T>(&self, look: impl FnOnce(&Cleaned) -> T) -> T {
+    fn with_cleaned<T>(&self, read: impl FnOnce(&Cleaned) -> T) -> T {
         let mut cleaned = self.cleaned.locked();
-        look(cleaned.get_or_insert_with(|| self.load_cleaned()))
+        read(cleaned.get_or_insert_with(|| self.load_cleaned()))
     }
 
     fn load_cleaned(&self) -> Cleaned {
@@ -116,7 +117,7 @@ impl Journal {
         }
     }
 
-    /// Remembers what compaction has removed, or is about to; durable when it returns. `below` never goes back.
+    /// Records what compaction has removed, or is about to; durable when it returns. `below` never decreases.
     pub fn note_cleaned(&self, cleaned: Cleaned) -> io::Result<()> {
         let mut known = self.cleaned.locked();
         let before = known.get_or_insert_with(|| self.load_cleaned());

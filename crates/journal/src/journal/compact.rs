@@ -1,9 +1,9 @@
-//! Key compaction: rewriting sealed segments, a few at a time, under readers and appenders.
+//! Key compaction: rewrites sealed segments, a few at a time, concurrently with readers and appends.
 //!
-//! The caller decides frame by frame; this module copies what stays into a new file next to the old ones, syncs it,
-//! logs a Swap record, and only then renames. A crash before the record leaves a stray file that the next compaction
-//! removes; a crash after it is finished by recovery. A checkpoint runs first, so that no commit-log record past
-//! it still points into the segments that are rewritten; a truncation meanwhile makes the compaction give up.
+//! The caller decides frame by frame; this module copies the kept frames into a new file next to the old ones, syncs
+//! it, logs a Swap record, and only then renames. A crash before the record leaves a file that the next compaction
+//! removes; a crash after it is finished by recovery. A checkpoint runs first, so that no commit-log record past it
+//! still points into the rewritten segments; a concurrent truncation makes the compaction give up.
 
 use std::io;
 use std::sync::Arc;
@@ -15,30 +15,30 @@ use crate::codec::Locked;
 use crate::commit::{Kind, Record, Staged};
 use crate::disk::{DiskFile, write_at};
 use crate::framing::Frame;
-use crate::segment::{self, FrameReader, HEADER, MAX_BYTES, Segment, SegmentImage, Walk};
+use crate::segment::{self, FrameReader, HEADER, MAX_BYTES, Segment, SegmentImage, WalkError};
 use crate::store::recover::{Swap, finish_swap};
 use crate::types::{CompactReport, JournalError, Rewrite};
 
 /// Bytes collected before they are written.
 const WRITE_BLOCK: usize = 1 << 20;
-/// How a file being compacted is called until it takes its place.
+/// File extension of a compacted segment until it is swapped in.
 const EXTENSION: &str = "compact";
 
 /// Decides what a compaction keeps.
 pub trait Compactor {
-    /// What becomes of a frame; called in offset order.
+    /// The decision on a frame; called in offset order.
     fn rewrite(&mut self, frame: &[u8]) -> Rewrite;
 
-    /// Called before frames that were dropped or replaced are gone, once for each file that takes the place of others. An
-    /// error ends the compaction; what was not swapped stays.
+    /// Called before dropped or replaced frames are removed, once for each file that is swapped in. An error ends the
+    /// compaction; segments not yet swapped stay.
     fn before_swap(&mut self, _journal: &Journal) -> io::Result<()> {
         Ok(())
     }
 }
 
-struct Plain<'a>(&'a mut dyn FnMut(&[u8]) -> Rewrite);
+struct FnCompactor<'a>(&'a mut dyn FnMut(&[u8]) -> Rewrite);
 
-impl Compactor for Plain<'_> {
+impl Compactor for FnCompactor<'_> {
     fn rewrite(&mut self, frame: &[u8]) -> Rewrite {
         (self.0)(frame)
     }
@@ -53,18 +53,18 @@ struct Output {
 }
 
 impl Journal {
-    /// Rewrites sealed segments that end at or below `upto`. `rewrite` is called frame by frame in offset order; what it
-    /// answers with `Replace` must cover offsets within the old frame's. Small neighbours are merged. Never blocks
-    /// readers or appends.
+    /// Rewrites sealed segments that end at or below `upto`. `rewrite` is called frame by frame in offset order; a
+    /// `Replace` must cover offsets within the old frame's. Small adjacent segments are merged. Never blocks readers or
+    /// appends.
     pub fn compact(
         &self,
         upto: i64,
         rewrite: &mut dyn FnMut(&[u8]) -> Rewrite,
     ) -> Result<CompactReport, JournalError> {
-        self.compact_by(upto, &mut Plain(rewrite))
+        self.compact_by(upto, &mut FnCompactor(rewrite))
     }
 
-    /// Like [`Journal::compact`], and has the compactor vouch for what it dropped before any of it is gone.
+    /// Like [`Journal::compact`], with a call of the compactor before the frames it dropped are removed.
     pub fn compact_by(
         &self,
         upto: i64,
@@ -83,7 +83,7 @@ impl Journal {
         if !settled {
             self.store.checkpoint()?;
         }
-        self.remove_strays()?;
+        self.remove_leftovers()?;
         let (groups, truncations) = {
             let state = self.state.locked();
             if state.deleted {
@@ -108,8 +108,8 @@ impl Journal {
         Ok(report)
     }
 
-    /// Files that a compaction left behind when it was interrupted before its record.
-    fn remove_strays(&self) -> io::Result<()> {
+    /// Removes files of a compaction that was interrupted before its Swap record.
+    fn remove_leftovers(&self) -> io::Result<()> {
         let _files = self.files.locked();
         let folder = self.folder_path();
         let entries = match self.store.disk.list(&folder) {
@@ -117,12 +117,12 @@ impl Journal {
             other => other?,
         };
         for entry in entries.iter().filter(|entry| entry.name.ends_with(&format!(".{EXTENSION}"))) {
-            self.store.remove_if_there(&folder.join(&entry.name))?;
+            self.store.remove_if_exists(&folder.join(&entry.name))?;
         }
         Ok(())
     }
 
-    /// Copies what stays of a few segments into one new file, synced. `None` when one of them is gone.
+    /// Copies the kept frames of a few segments into one new file, synced. `None` if one of them was dropped.
     fn rewrite_group(
         &self,
         group: &[SegmentImage],
@@ -139,7 +139,7 @@ impl Journal {
             let file = match self.segment_file(image.base, false) {
                 Ok(file) => file,
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                    self.store.remove_if_there(&path)?;
+                    self.store.remove_if_exists(&path)?;
                     return Ok(None);
                 }
                 Err(error) => return Err(error.into()),
@@ -150,8 +150,8 @@ impl Journal {
                 let (frame, bytes) = match reader.frame(position) {
                     Ok(Some(found)) => found,
                     Ok(None) => break,
-                    Err(Walk::Io(error)) => return Err(error.into()),
-                    Err(Walk::Bad(_)) => return Err(self.found_damage(image.base, position)),
+                    Err(WalkError::Io(error)) => return Err(error.into()),
+                    Err(WalkError::BadFrame(_)) => return Err(self.found_damage(image.base, position)),
                 };
                 position += frame.len as u64;
                 match compactor.rewrite(bytes) {
@@ -169,7 +169,10 @@ impl Journal {
     fn replacement(&self, old: &Frame, bytes: &Bytes) -> io::Result<Frame> {
         let new = self.framing.peek(bytes).filter(|new| new.len == bytes.len());
         new.filter(|new| new.base >= old.base && new.last <= old.last).ok_or_else(|| {
-            io::Error::new(io::ErrorKind::InvalidInput, "a replacement must fit the frame it replaces")
+            io::Error::new(
+                io::ErrorKind::InvalidInput,
+                "replacement frame exceeds the offsets of the frame it replaces",
+            )
         })
     }
 
@@ -180,7 +183,7 @@ impl Journal {
         JournalError::Damaged
     }
 
-    /// Puts the new file in place. False when a truncation or a new log start came in between.
+    /// Swaps the new file in. False if a truncation or a new log start came in between.
     fn swap_in(
         &self,
         group: &[SegmentImage],
@@ -192,14 +195,15 @@ impl Journal {
         let name = format!("{:020}.{EXTENSION}", output.segment.image.base);
         {
             let state = self.state.locked();
-            let there = |image: &SegmentImage| state.segments.iter().any(|segment| segment.image == *image);
-            if state.deleted || state.truncations != truncations || !group.iter().all(there) {
+            let is_current =
+                |image: &SegmentImage| state.segments.iter().any(|segment| segment.image == *image);
+            if state.deleted || state.truncations != truncations || !group.iter().all(is_current) {
                 drop(state);
-                self.store.remove_if_there(&folder.join(&name))?;
+                self.store.remove_if_exists(&folder.join(&name))?;
                 return Ok(false);
             }
         }
-        // A name no earlier record can mean: a stale Swap must never match a later file.
+        // A name that no earlier record can refer to: a stale Swap must never match a later file.
         let unique = format!("{:020}-{}.{EXTENSION}", output.segment.image.base, self.store.next_swap());
         self.store.disk.rename(&folder.join(&name), &folder.join(&unique))?;
         self.store.disk.sync_dir(&folder)?;
@@ -211,7 +215,7 @@ impl Journal {
         let staged = Staged { record, payload, payload_crc, journal: None, done: None };
         self.store.log_and_wait(self.lane(), staged)?;
         if let Err(error) = finish_swap(&*self.store.disk, &folder, &swap) {
-            self.store.fatal("swapping a compacted segment in", &error);
+            self.store.fatal("swapping in a compacted segment", &error);
             return Err(error.into());
         }
         let mut state = self.state.locked();
@@ -222,7 +226,7 @@ impl Journal {
         let end = segment.image.end;
         state.segments.splice(at..at + group.len(), [segment]);
         drop(state);
-        // The ring still has them as they were; the files hold them all.
+        // The ring still has the frames as they were; the files hold all of them.
         self.evict(end);
         self.store.note_open(self.id, swap.image.base);
         self.store.note_dirty();
@@ -242,7 +246,7 @@ impl State {
     }
 }
 
-/// Neighbours that together are no larger than one segment.
+/// Groups of adjacent segments that together are no larger than one segment.
 fn group(segments: Vec<SegmentImage>, segment_bytes: u64) -> Vec<Vec<SegmentImage>> {
     let mut groups: Vec<Vec<SegmentImage>> = Vec::new();
     for image in segments {

@@ -1,9 +1,9 @@
-//! The leader-epoch table: which epoch began at which offset.
+//! The leader-epoch table: the start offset of each epoch.
 //!
-//! Invariant: epochs and start offsets both ascend. Entries come from frames and from elections alike; where they contradict
-//! each other, the frame is right: that election came to nothing, and the log went on under another leader.
+//! Invariant: epochs and start offsets both ascend. Entries come from frames and from elections alike; where they
+//! contradict each other the frame wins: that election came to nothing, and the log continued under another leader.
 
-/// The epoch of a frame that was written under none.
+/// The epoch of a frame without leader epoch.
 const NONE: i32 = -1;
 
 /// The table of one journal.
@@ -21,10 +21,10 @@ impl Epochs {
         self.entries.clone()
     }
 
-    /// Takes note that `epoch` was seen at `start`. Answers whether the table changed.
+    /// Records that `epoch` was seen at `start`. Returns true if the table changed.
     ///
-    /// An epoch below the newest goes in its place only if that keeps offsets ascending (recovery meets frames
-    /// after elections that came later); entries that a newer epoch overtakes at a smaller offset are dropped.
+    /// An epoch below the newest is inserted only if that keeps offsets ascending (recovery reads frames after later
+    /// elections); entries that a newer epoch overtakes at a smaller offset are dropped.
     pub(crate) fn note(&mut self, epoch: i32, start: i64) -> bool {
         if epoch < 0 {
             return false;
@@ -44,19 +44,19 @@ impl Epochs {
         true
     }
 
-    /// Takes note of a frame. An epoch that is said to have begun at or before it, and is newer than the frame, has nothing in
-    /// this log: left in the table it would have others cut off what the frame holds.
+    /// Records a frame. An epoch that is newer than the frame and started at or before it has nothing in this log: left
+    /// in the table it would make other replicas truncate the frame.
     pub(crate) fn note_frame(&mut self, epoch: i32, base: i64) {
         self.entries.retain(|entry| entry.0 <= epoch || entry.1 > base);
         self.note(epoch, base);
     }
 
-    /// Forgets what began at or past `end`.
+    /// Drops entries that start at or past `end`.
     pub(crate) fn truncate(&mut self, end: i64) {
         self.entries.retain(|entry| entry.1 < end);
     }
 
-    /// Forgets what lies wholly before `start`; the epoch in force there begins there.
+    /// Drops entries wholly before `start`; the epoch in force there starts there.
     pub(crate) fn set_start(&mut self, start: i64) {
         let after = self.entries.partition_point(|entry| entry.1 <= start);
         if after > 0 {
@@ -65,19 +65,19 @@ impl Epochs {
         }
     }
 
-    /// Whether a frame at this offset may be of this epoch. One that the table does not reach may be of any.
+    /// True if a frame at this offset may have this epoch. Below the first entry any epoch is possible.
     pub(crate) fn agrees(&self, epoch: i32, base: i64) -> bool {
         let after = self.entries.partition_point(|entry| entry.1 <= base);
         epoch == NONE || after.checked_sub(1).is_none_or(|at| self.entries[at].0 == epoch)
     }
 
-    /// The newest epoch that began before `offset`.
+    /// The newest epoch that started before `offset`.
     pub(crate) fn before(&self, offset: i64) -> Option<i32> {
         let after = self.entries.partition_point(|entry| entry.1 < offset);
         Some(self.entries[after.checked_sub(1)?].0)
     }
 
-    /// The greatest epoch at or below `epoch`, and where it ends.
+    /// The greatest epoch at or below `epoch`, and its end offset.
     pub(crate) fn end_offset(&self, epoch: i32, end: i64) -> (i32, i64) {
         let after = self.entries.partition_point(|entry| entry.0 <= epoch);
         match after.checked_sub(1) {
@@ -100,23 +100,23 @@ mod tests {
     }
 
     #[test]
-    fn a_frame_is_right_where_an_election_contradicts_it() {
+    fn frame_epoch_overrides_a_contradicting_election() {
         let after = |notes: &[(i32, i64)], frame: (i32, i64)| {
             let mut epochs = table(notes);
             epochs.note_frame(frame.0, frame.1);
             epochs.to_vec()
         };
-        // Led in epoch 2 without a record, then followed one whose log went on in epoch 0.
+        // Led in epoch 2 without a record, then followed a leader whose log continued in epoch 0.
         assert_eq!(after(&[(0, 0), (2, 4)], (0, 4)), [(0, 0)]);
         assert_eq!(after(&[(0, 0), (2, 4), (3, 4)], (1, 4)), [(0, 0), (1, 4)]);
         assert_eq!(after(&[(0, 0), (2, 4)], (2, 4)), [(0, 0), (2, 4)]);
         assert_eq!(after(&[(0, 0), (2, 4)], (3, 4)), [(0, 0), (3, 4)]);
-        // Recovery meets frames after elections that came later.
+        // Recovery reads frames after later elections.
         assert_eq!(after(&[(0, 0), (2, 4)], (0, 3)), [(0, 0), (2, 4)]);
     }
 
     #[test]
-    fn notes_keep_both_columns_ascending() {
+    fn epochs_and_offsets_stay_ascending() {
         let check =
             |notes: &[(i32, i64)], want: &[(i32, i64)]| assert_eq!(table(notes).to_vec(), want, "{notes:?}");
         check(&[(0, 0), (0, 5), (2, 9)], &[(0, 0), (2, 9)]);
@@ -128,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn the_end_of_an_epoch_is_the_start_of_the_next() {
+    fn epoch_ends_where_the_next_starts() {
         let epochs = table(&[(1, 0), (3, 10), (4, 20)]);
         assert_eq!(epochs.end_offset(0, 30), (-1, -1));
         assert_eq!(epochs.end_offset(1, 30), (1, 10));
@@ -137,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn truncation_and_log_start_trim_from_both_sides() {
+    fn truncation_and_log_start_trim_the_table() {
         let mut epochs = table(&[(1, 0), (3, 10), (4, 20)]);
         epochs.truncate(20);
         assert_eq!(epochs.to_vec(), [(1, 0), (3, 10)]);

@@ -1,8 +1,8 @@
-//! Cutting a journal at either end: truncation, reset, log start, retention, age rolls, elections, deletion.
+//! Truncation, reset, log start, retention, rolls by age, leader epochs, deletion.
 //!
-//! Every operation here is first a durable record, then a change of files, so that a crash in between is finished
-//! by recovery. Truncation and reset need a second record once the cut is durable: later appends of the same offsets must
-//! not be mistaken for what was cut. None of it blocks readers.
+//! Every operation here is first a durable record, then a change of files, so that recovery finishes it after a crash
+//! in between. Truncation and reset need a second record once the truncation is durable: later appends of the same
+//! offsets must not be mistaken for the truncated ones. None of it blocks readers.
 
 use std::io;
 use std::sync::atomic::Ordering;
@@ -10,29 +10,29 @@ use std::sync::atomic::Ordering;
 use super::{Epochs, Journal, RECENT_COST, State};
 use crate::codec::Locked;
 use crate::commit::{Kind, Record, Staged};
-use crate::segment::{self, FrameReader, HEADER, Segment, Walk};
+use crate::segment::{self, FrameReader, HEADER, Segment, WalkError};
 use crate::types::{JournalError, ReadError, Retain};
 
-/// Where a truncation cuts.
+/// Where a truncation ends the log.
 #[derive(Clone, Copy)]
-struct Cut {
+struct TruncationPoint {
     segment: i64,
     position: u64,
     end: i64,
-    /// Nothing at or past the log start is left: all segments go and an empty one begins there.
+    /// Nothing at or past the log start is left: all segments are dropped and an empty one starts there.
     fresh: bool,
     /// The log start moves there as well, whatever it was; with the epoch in force there.
     reset: Option<i32>,
 }
 
-impl Cut {
+impl TruncationPoint {
     fn at(segment: i64, position: u64, end: i64) -> Self {
         Self { segment, position, end, fresh: false, reset: None }
     }
 }
 
 impl Journal {
-    /// Drops everything at or past `to`; durable when it returns. A frame that contains `to` goes as a whole.
+    /// Truncates everything at or past `to`; durable when it returns. A frame that contains `to` is dropped as a whole.
     pub fn truncate(&self, to: i64) -> Result<(), JournalError> {
         {
             let mut state = self.state.locked();
@@ -47,35 +47,36 @@ impl Journal {
             }
             state.truncating = true;
         }
-        let cut = self.truncate_quietly(to);
+        let outcome = self.truncate_idle(to);
         self.state.locked().truncating = false;
-        cut
+        outcome
     }
 
     /// The truncation itself; appends are refused meanwhile.
-    fn truncate_quietly(&self, to: i64) -> Result<(), JournalError> {
+    fn truncate_idle(&self, to: i64) -> Result<(), JournalError> {
         self.store.wait_for(|| self.pending.load(Ordering::Acquire) == 0)?;
         let _files = self.files.locked();
-        let mut cut = self.find_cut(to)?;
+        let mut point = self.find_truncation_point(to)?;
         let start = self.start();
-        if cut.end < start {
-            // The frame that holds the log start goes: its earlier offsets are not there to be appended again.
-            cut = Cut { segment: start, position: HEADER, end: start, fresh: true, reset: None };
+        if point.end < start {
+            // The frame that holds the log start is dropped: its earlier offsets cannot be appended again.
+            point =
+                TruncationPoint { segment: start, position: HEADER, end: start, fresh: true, reset: None };
         }
-        let mut record = Record::control(Kind::Truncate, self.id, cut.end);
-        record.epoch = i32::from(cut.fresh);
-        record.segment = cut.segment;
-        record.position = cut.position;
+        let mut record = Record::control(Kind::Truncate, self.id, point.end);
+        record.epoch = i32::from(point.fresh);
+        record.segment = point.segment;
+        record.position = point.position;
         self.log(record)?;
-        if let Err(error) = self.cut(cut) {
-            self.store.fatal("cutting a segment", &error);
+        if let Err(error) = self.apply_truncation(point) {
+            self.store.fatal("truncating a segment", &error);
             return Err(error.into());
         }
-        self.log(Record::control(Kind::TruncateDone, self.id, cut.end))
+        self.log(Record::control(Kind::TruncateDone, self.id, point.end))
     }
 
-    /// Drops the whole log and begins an empty one at `start`, whatever was there; durable when it returns. `last_epoch` is
-    /// the epoch in force there, if one is known. A reader in the middle of it finds that its offset is out of range.
+    /// Drops the whole log and starts an empty one at `start`; durable when it returns. `last_epoch` is the epoch in
+    /// force there, if known. A concurrent reader gets an out-of-range error.
     pub fn reset(&self, start: i64, last_epoch: Option<i32>) -> Result<(), JournalError> {
         assert!(start >= 0, "offsets are not negative");
         {
@@ -85,12 +86,12 @@ impl Journal {
             }
             state.truncating = true;
         }
-        let done = self.reset_quietly(start, last_epoch.unwrap_or(-1));
+        let done = self.reset_idle(start, last_epoch.unwrap_or(-1));
         self.state.locked().truncating = false;
         done
     }
 
-    fn reset_quietly(&self, start: i64, epoch: i32) -> Result<(), JournalError> {
+    fn reset_idle(&self, start: i64, epoch: i32) -> Result<(), JournalError> {
         self.store.wait_for(|| self.pending.load(Ordering::Acquire) == 0)?;
         let _files = self.files.locked();
         let mut record = Record::control(Kind::Reset, self.id, start);
@@ -98,8 +99,9 @@ impl Journal {
         record.segment = start;
         record.position = HEADER;
         self.log(record)?;
-        let cut = Cut { segment: start, position: HEADER, end: start, fresh: true, reset: Some(epoch) };
-        if let Err(error) = self.cut(cut) {
+        let point =
+            TruncationPoint { segment: start, position: HEADER, end: start, fresh: true, reset: Some(epoch) };
+        if let Err(error) = self.apply_truncation(point) {
             self.store.fatal("dropping a log", &error);
             return Err(error.into());
         }
@@ -107,20 +109,20 @@ impl Journal {
     }
 
     fn log(&self, record: Record) -> Result<(), JournalError> {
-        self.introduce()?;
+        self.log_create()?;
         let staged =
             Staged { record, payload: Default::default(), payload_crc: 0, journal: None, done: None };
         self.store.log_and_wait(self.lane(), staged)
     }
 
-    fn find_cut(&self, to: i64) -> Result<Cut, JournalError> {
+    fn find_truncation_point(&self, to: i64) -> Result<TruncationPoint, JournalError> {
         let (segment, limit) = {
             let state = self.state.locked();
             if let Some(front) = state.recent.front().filter(|front| front.base <= to) {
                 let at = state.recent.partition_point(|recent| recent.last < to);
                 if let Some(recent) = state.recent.get(at) {
                     let end = recent.base.min(to).max(front.base);
-                    return Ok(Cut::at(recent.segment, recent.position, end));
+                    return Ok(TruncationPoint::at(recent.segment, recent.position, end));
                 }
             }
             let at = state
@@ -136,7 +138,7 @@ impl Journal {
         let file = match self.segment_file(segment, false) {
             Ok(file) => file,
             Err(error) if error.kind() == io::ErrorKind::NotFound && limit <= HEADER => {
-                return Ok(Cut::at(segment, HEADER, to));
+                return Ok(TruncationPoint::at(segment, HEADER, to));
             }
             Err(error) => return Err(error.into()),
         };
@@ -154,57 +156,57 @@ impl Journal {
         loop {
             match reader.frame(position).map(|found| found.map(|(frame, _)| frame)) {
                 Ok(Some(frame)) if frame.last < to => position += frame.len as u64,
-                Ok(Some(frame)) => return Ok(Cut::at(segment, position, frame.base.min(to))),
-                Ok(None) => return Ok(Cut::at(segment, position, to)),
-                Err(Walk::Io(error)) => return Err(error.into()),
-                Err(Walk::Bad(_)) => return Err(JournalError::Damaged),
+                Ok(Some(frame)) => return Ok(TruncationPoint::at(segment, position, frame.base.min(to))),
+                Ok(None) => return Ok(TruncationPoint::at(segment, position, to)),
+                Err(WalkError::Io(error)) => return Err(error.into()),
+                Err(WalkError::BadFrame(_)) => return Err(JournalError::Damaged),
             }
         }
     }
 
-    /// Cuts memory and files.
-    fn cut(&self, cut: Cut) -> io::Result<()> {
+    /// Truncates memory and files.
+    fn apply_truncation(&self, point: TruncationPoint) -> io::Result<()> {
         let (dropped, exists, position) = {
             let mut state = self.state.locked();
             state.truncations += 1;
-            self.cut_ring(&mut state, if cut.fresh { i64::MIN } else { cut.end });
-            let kept = |segment: &Segment| !cut.fresh && segment.image.base <= cut.segment;
+            self.truncate_ring(&mut state, if point.fresh { i64::MIN } else { point.end });
+            let kept = |segment: &Segment| !point.fresh && segment.image.base <= point.segment;
             let keep = state.segments.partition_point(kept);
             let dropped: Vec<Segment> = state.segments.drain(keep..).collect();
-            if cut.fresh {
-                state.segments.push(Segment::new(cut.segment, self.store.clock.wall_ms()));
+            if point.fresh {
+                state.segments.push(Segment::new(point.segment, self.store.clock.wall_ms()));
             }
-            let active = state.segments.last_mut().expect("the cut is in a segment");
-            active.index.cut(u32::try_from(cut.position).unwrap_or(u32::MAX));
-            active.image.len = cut.position;
-            active.image.end = cut.end;
+            let active = state.segments.last_mut().expect("the point is in a segment");
+            active.index.truncate(u32::try_from(point.position).unwrap_or(u32::MAX));
+            active.image.len = point.position;
+            active.image.end = point.end;
             active.index_saved = 0;
             active.allocated = 0;
             active.hints = [(-1, 0); 2];
-            active.verified.cut(cut.position);
+            active.verified.truncate(point.position);
             let exists = active.exists;
-            state.end = cut.end;
-            state.epochs.truncate(cut.end);
-            state.snapshot = state.snapshot.take().filter(|snapshot| snapshot.0 <= cut.end);
-            if let Some(epoch) = cut.reset {
-                state.start = cut.end;
+            state.end = point.end;
+            state.epochs.truncate(point.end);
+            state.snapshot = state.snapshot.take().filter(|snapshot| snapshot.0 <= point.end);
+            if let Some(epoch) = point.reset {
+                state.start = point.end;
                 state.epochs = Epochs::default();
-                state.epochs.note(epoch, cut.end);
+                state.epochs.note(epoch, point.end);
                 state.snapshot = None;
-                // Whatever was damaged is gone, and the node hears of that as well.
+                // The damage is gone, and the node is notified of that as well.
                 state.unusable = false;
                 if std::mem::take(&mut state.damaged) {
                     self.store.note_damage();
                 }
-                self.durable.store(cut.end, Ordering::Release);
+                self.durable.store(point.end, Ordering::Release);
             }
-            self.end.store(cut.end, Ordering::Release);
-            self.durable.fetch_min(cut.end, Ordering::AcqRel);
-            (dropped, exists, cut.position)
+            self.end.store(point.end, Ordering::Release);
+            self.durable.fetch_min(point.end, Ordering::AcqRel);
+            (dropped, exists, point.position)
         };
-        self.remove_index(cut.segment)?;
+        self.remove_index(point.segment)?;
         if exists {
-            let file = self.segment_file(cut.segment, false)?;
+            let file = self.segment_file(point.segment, false)?;
             file.set_len(position)?;
             file.sync_data()?;
         }
@@ -216,10 +218,10 @@ impl Journal {
         if self.store.disk.stat(&folder)?.is_some() {
             self.store.disk.sync_dir(&folder)?;
         }
-        self.recount_timestamps(cut.segment)
+        self.recount_timestamps(point.segment)
     }
 
-    fn cut_ring(&self, state: &mut State, end: i64) {
+    fn truncate_ring(&self, state: &mut State, end: i64) {
         let mut freed = 0;
         while state.recent.back().is_some_and(|recent| recent.base >= end) {
             freed += state.recent.pop_back().map_or(0, |recent| recent.len() + RECENT_COST);
@@ -228,7 +230,7 @@ impl Journal {
         self.store.ring_bytes.fetch_sub(freed, Ordering::Relaxed);
     }
 
-    /// The greatest timestamp of a segment that lost its tail.
+    /// Recomputes the greatest timestamp of a truncated segment.
     fn recount_timestamps(&self, base: i64) -> io::Result<()> {
         let (start, end) = {
             let mut state = self.state.locked();
@@ -254,7 +256,7 @@ impl Journal {
         Ok(())
     }
 
-    /// Moves the log start up; durable when it returns. Whole segments below it are dropped.
+    /// Advances the log start offset; durable when it returns. Whole segments below it are dropped.
     pub fn set_start(&self, start: i64) -> Result<(), JournalError> {
         {
             let state = self.state.locked();
@@ -281,7 +283,8 @@ impl Journal {
             let mut state = self.state.locked();
             state.start = state.start.max(start);
             state.epochs.set_start(start);
-            // What is not durable yet may still be on its way into its segment: that goes the next time.
+            // Frames that are not durable yet may still be on their way into their segment: they are dropped the next
+            // time.
             self.drop_segments(&mut state, start.min(self.durable_end()))
         };
         for segment in &dropped {
@@ -304,7 +307,7 @@ impl Journal {
                 freed += state.recent.pop_front().map_or(0, |recent| recent.len() + RECENT_COST);
                 state.written = state.written.saturating_sub(1);
             }
-            // A large frame may have been written ahead of the small ones that just went.
+            // A large frame may have been written ahead of the small ones that were just dropped.
             state.advance_written();
             self.store.ring_bytes.fetch_sub(freed, Ordering::Relaxed);
         }
@@ -313,18 +316,18 @@ impl Journal {
 
     fn remove_segment(&self, segment: &Segment) -> io::Result<()> {
         if segment.exists {
-            self.store.remove_if_there(&segment::path_of(&self.folder_path(), segment.image.base, "log"))?;
+            self.store.remove_if_exists(&segment::path_of(&self.folder_path(), segment.image.base, "log"))?;
         }
         Ok(())
     }
 
     pub(super) fn remove_index(&self, base: i64) -> io::Result<()> {
         let folder = self.folder_path();
-        self.store.remove_if_there(&segment::path_of(&folder, base, "index"))?;
-        self.store.remove_if_there(&segment::path_of(&folder, base, "timeindex"))
+        self.store.remove_if_exists(&segment::path_of(&folder, base, "index"))?;
+        self.store.remove_if_exists(&segment::path_of(&folder, base, "timeindex"))
     }
 
-    /// Drops whole sealed segments by age and size. Answers the log start afterwards.
+    /// Drops whole sealed segments by age and size. Returns the log start offset afterwards.
     pub fn retain(&self, retain: Retain) -> Result<i64, JournalError> {
         let wanted = {
             let state = self.state.locked();
@@ -333,7 +336,7 @@ impl Journal {
             let mut start = state.start;
             for segment in &state.segments[..sealed] {
                 let image = &segment.image;
-                // Frames without a time are as old as their segment.
+                // Frames without a timestamp are as old as their segment.
                 let newest =
                     if image.max_timestamp_ms < 0 { segment.created_ms } else { image.max_timestamp_ms };
                 let old = retain.older_than_ms.is_some_and(|limit| newest < limit);
@@ -359,8 +362,8 @@ impl Journal {
         }
     }
 
-    /// Takes note that `epoch` starts at `start`, also without data. Durable with the next group commit, and before
-    /// any later append.
+    /// Records that `epoch` starts at `start`, also without data. Durable with the next group commit, and before any
+    /// later append.
     pub fn note_epoch(&self, epoch: i32, start: i64) {
         let mut state = self.state.locked();
         if state.deleted || !state.epochs.note(epoch, start) {
@@ -374,12 +377,12 @@ impl Journal {
         self.store.stage.push(self.lane(), create.into_iter().chain([staged]));
     }
 
-    /// Refuses appends from now on, waits for those under way, and logs the deletion.
+    /// Refuses appends from now on, waits for pending ones, and logs the deletion.
     pub(crate) fn begin_delete(&self) -> Result<bool, JournalError> {
         let known = {
             let mut state = self.state.locked();
             state.deleted = true;
-            state.known
+            state.create_staged
         };
         self.store.wait_for(|| self.pending.load(Ordering::Acquire) == 0)?;
         let _files = self.files.locked();

@@ -1,15 +1,15 @@
-//! Giving frames out: by offset, by time, one by one.
+//! Reads: by offset, by timestamp, frame by frame.
 //!
-//! What is in the ring is answered from memory, the rest as ranges of segment files. The lock is held to look
-//! things up, never while a file is read. A range handed out stays readable: its file is open, and files are only
-//! ever replaced or unlinked under readers, or cut past what anybody may have been promised.
+//! Frames in the ring are read from memory, others as ranges of segment files. The lock is held for lookups, never
+//! while a file is read. A returned range stays readable: its file is open, and files are only replaced or unlinked
+//! under readers, or truncated past the offsets that readers may use.
 //!
-//! Bytes that this process has neither written nor verified are verified before they are given out, once: see
-//! [`Verified`](crate::segment::Verified). A read ends before a frame that is not whole; one that begins there is refused,
-//! and one that begins behind it is served.
+//! Bytes that this process has neither written nor verified are verified before they are returned, once: see
+//! [`Verified`](crate::segment::Verified). A read ends before a damaged frame; a read that starts there is refused, and
+//! one that starts behind it is served.
 //!
-//! A truncation or a reset may come in the middle of a read. What then looks like damage is none: every look at a file
-//! remembers how many cuts there had been before it, and begins anew when there are more.
+//! A truncation or a reset may happen during a read. Apparent damage is then a false alarm: every file access remembers
+//! the number of truncations before it, and the read starts over if there are more.
 
 use std::io;
 use std::sync::Arc;
@@ -22,45 +22,45 @@ use crate::codec::Locked;
 use crate::disk::DiskFile;
 use crate::framing::Frame;
 use crate::index::Index;
-use crate::segment::{FrameReader, HEADER, Segment, Walk};
+use crate::segment::{FrameReader, HEADER, Segment, WalkError};
 use crate::types::{Chunk, FileRange, Read, ReadError};
 
-/// Read-ahead when only headers are looked at.
-const LOOK_BLOCK: usize = 20 << 10;
+/// Read-ahead when only headers are read.
+const HEADER_BLOCK: usize = 20 << 10;
 /// Read-ahead when everything is read.
 pub(super) const READ_BLOCK: usize = 1 << 20;
 
-/// A part of a segment file to look into, found under the lock.
+/// A part of a segment file to read, found under the lock.
 pub(super) struct Window {
     pub(super) segment: i64,
     /// An exact frame start at or before the wanted offset.
     pub(super) from: u64,
-    /// Which frame is there.
+    /// The expected frame there.
     pub(super) first: Expected,
-    /// Whether compaction may have left offsets out.
+    /// True if compaction may have removed offsets.
     pub(super) gaps: bool,
     /// A later exact frame start, still within the limits.
     pub(super) jump: Option<u64>,
-    /// Everything from there up to this position may be used as it is.
+    /// Everything from `from` up to this position is verified.
     pub(super) verified: u64,
-    /// Nothing at or past this position is looked at; it is a frame's end.
+    /// Nothing at or past this position is read; it is a frame's end.
     pub(super) limit: u64,
-    /// The offset there.
+    /// The offset at `limit`.
     pub(super) limit_offset: i64,
 }
 
-/// How far down a read may go.
+/// The lowest offset that a read may start at.
 #[derive(Clone, Copy)]
 pub(super) enum Floor {
     LogStart,
     FirstFrame,
 }
 
-/// What the next frame must begin with. A checksum alone does not tell that a frame is in its place.
+/// The expected start of the next frame. A checksum alone does not prove that a frame is at its position.
 #[derive(Clone, Copy)]
 pub(super) struct Expected {
     pub(super) offset: i64,
-    /// Whether no later offset will do.
+    /// True if no later offset is accepted.
     pub(super) exact: bool,
 }
 
@@ -70,7 +70,7 @@ impl Expected {
         Self { offset: frame.last + 1, exact: !gaps }
     }
 
-    /// Just this frame.
+    /// Exactly this frame.
     pub(super) fn at(frame: &Frame) -> Self {
         Self { offset: frame.base, exact: true }
     }
@@ -88,20 +88,20 @@ pub(super) enum Source {
 }
 
 impl Journal {
-    /// Frames from the one that contains `from`: whole frames, at most `max_bytes` unless the first alone is larger
-    /// (then just it), and none that reaches `until` or past it.
+    /// Reads frames from the one that contains `from`: whole frames, at most `max_bytes` unless the first alone is
+    /// larger (then only that one), and none that reaches `until` or past it.
     pub fn read(&self, from: i64, until: i64, max_bytes: usize) -> Result<Read, ReadError> {
         self.read_as((from, Floor::LogStart), until, max_bytes)
     }
 
-    /// Like [`Journal::read`], also below the log start as far as frames are there: a new replica begins with the whole frame
-    /// that holds the log start.
+    /// Like [`Journal::read`], also below the log start offset as far as frames exist: a new replica starts with the
+    /// whole frame that holds the log start.
     pub fn read_for_replica(&self, from: i64, until: i64, max_bytes: usize) -> Result<Read, ReadError> {
         self.read_as((from, Floor::FirstFrame), until, max_bytes)
     }
 
-    /// The base of the frame that holds `offset`; `offset` itself where no frame does, in a hole or past the end, and where
-    /// it cannot be read.
+    /// The base offset of the frame that holds `offset`; `offset` itself if no frame does, in a hole or past the log
+    /// end, or if it cannot be read.
     pub fn base_of(&self, offset: i64) -> i64 {
         if offset >= self.end() {
             return offset;
@@ -121,25 +121,25 @@ impl Journal {
 
     fn read_as(&self, from: (i64, Floor), until: i64, max_bytes: usize) -> Result<Read, ReadError> {
         loop {
-            let cuts = self.cuts();
-            match self.read_uncut(from, until, max_bytes, cuts) {
-                Err(_) if self.cuts() != cuts => {}
+            let truncations = self.truncations();
+            match self.read_once(from, until, max_bytes, truncations) {
+                Err(_) if self.truncations() != truncations => {}
                 other => return other,
             }
         }
     }
 
-    /// How often this log was cut so far.
-    pub(super) fn cuts(&self) -> u64 {
+    /// The number of truncations of this log so far.
+    pub(super) fn truncations(&self) -> u64 {
         self.state.locked().truncations
     }
 
-    fn read_uncut(
+    fn read_once(
         &self,
         (from, floor): (i64, Floor),
         until: i64,
         max_bytes: usize,
-        cuts: u64,
+        truncations: u64,
     ) -> Result<Read, ReadError> {
         let mut read = Read { next: from, ..Read::default() };
         loop {
@@ -158,11 +158,11 @@ impl Journal {
                 }
                 Source::NeedsIndex(base) => {
                     drop(state);
-                    self.load_index_uncut(base, cuts)?;
+                    self.load_index_once(base, truncations)?;
                 }
                 Source::File(window) => {
                     drop(state);
-                    if !self.read_file(&window, &mut read, (until, max_bytes), cuts)? {
+                    if !self.read_file(&window, &mut read, (until, max_bytes), truncations)? {
                         return Ok(read);
                     }
                 }
@@ -170,18 +170,18 @@ impl Journal {
         }
     }
 
-    /// Adds what the window holds; answers whether more may follow.
+    /// Adds the frames of the window; returns true if more may follow.
     fn read_file(
         &self,
         window: &Window,
         read: &mut Read,
         (until, max_bytes): (i64, usize),
-        cuts: u64,
+        truncations: u64,
     ) -> Result<bool, ReadError> {
         let wanted = read.next;
-        let file = self.open_for_read(window.segment, wanted, cuts)?;
-        let mut reader = FrameReader::new(&*file, &*self.framing, window.limit, LOOK_BLOCK);
-        let Some((start, first)) = self.seek(&mut reader, window, (wanted, cuts))? else {
+        let file = self.open_for_read(window.segment, wanted, truncations)?;
+        let mut reader = FrameReader::new(&*file, &*self.framing, window.limit, HEADER_BLOCK);
+        let Some((start, first)) = self.seek(&mut reader, window, (wanted, truncations))? else {
             // Compaction left nothing at or past the wanted offset in this segment.
             read.next = window.limit_offset;
             return Ok(true);
@@ -197,15 +197,22 @@ impl Journal {
             let far = start.saturating_add(budget.max(first.len as u64)).min(window.limit);
             if window.verified >= far {
                 let known = (budget, until);
-                break self.extent(&mut reader, window, (start, first), known, &fits, (wanted, cuts))?;
+                break self.extent(
+                    &mut reader,
+                    window,
+                    (start, first),
+                    known,
+                    &fits,
+                    (wanted, truncations),
+                )?;
             }
-            match self.verify(&*file, window, (start, first), &fits, cuts)? {
+            match self.verify(&*file, window, (start, first), &fits, truncations)? {
                 Some(extent) => break extent,
                 None if !is_first => return Ok(false),
                 None => {
-                    // Not the frame it looked like: the wanted one may be behind it.
+                    // Its header was misleading: the wanted frame may be behind it.
                     let behind = (start, first.base);
-                    let found = find_whole(&mut reader, behind, wanted, window.limit_offset)?;
+                    let found = find_valid(&mut reader, behind, wanted, window.limit_offset)?;
                     (start, first) =
                         found.ok_or(ReadError::Damaged { id: self.id, offset: first.base.min(wanted) })?;
                 }
@@ -219,7 +226,7 @@ impl Journal {
         read.chunks.push(Chunk::File(FileRange { file, pos: start, len }));
         read.bytes += len;
         let mut state = self.state.locked();
-        if state.truncations == cuts
+        if state.truncations == truncations
             && let Some(segment) = state.segment(window.segment)
         {
             segment.hints = [(next, position), segment.hints[0]];
@@ -227,7 +234,7 @@ impl Journal {
         Ok(position == window.limit)
     }
 
-    /// How far a read of verified bytes goes, by their headers and the index: position and offset.
+    /// The end of a read of verified bytes, by headers and the index: position and offset.
     fn extent(
         &self,
         reader: &mut FrameReader<'_>,
@@ -257,50 +264,51 @@ impl Journal {
         Ok((position, next))
     }
 
-    /// The frame of the window that holds the wanted offset or is the first one after it, with its position; `None` when
-    /// there is none. Passes over frames before it that are not whole.
+    /// The frame of the window that holds the wanted offset or is the first one after it, with its position; `None`
+    /// without one. Skips damaged frames before it.
     fn seek(
         &self,
         reader: &mut FrameReader<'_>,
         window: &Window,
-        (wanted, cuts): (i64, u64),
+        (wanted, truncations): (i64, u64),
     ) -> Result<Option<(u64, Frame)>, ReadError> {
-        let (mut start, mut expected, mut hole) = (window.from, window.first, false);
+        let (mut start, mut expected, mut after_damage) = (window.from, window.first, false);
         let mut before = None;
         loop {
             let frame = match reader.header(start) {
                 Ok(None) => return Ok(None),
                 Ok(Some(frame)) if expected.admits(&frame) => frame,
-                Err(Walk::Io(error)) => return Err(error.into()),
-                Ok(Some(_)) | Err(Walk::Bad(_)) => {
-                    let error = self.broken(Walk::Bad(start), (expected.offset, cuts));
+                Err(WalkError::Io(error)) => return Err(error.into()),
+                Ok(Some(_)) | Err(WalkError::BadFrame(_)) => {
+                    let error = self.damage_error(WalkError::BadFrame(start), (expected.offset, truncations));
                     let ReadError::Damaged { .. } = error else { return Err(error) };
                     let next = resync(reader, before, (start, expected.offset), window.limit_offset)?;
                     let (at, frame) = next.ok_or(error)?;
-                    (start, expected, hole, before) = (at, Expected::at(&frame), true, None);
+                    (start, expected, after_damage, before) = (at, Expected::at(&frame), true, None);
                     continue;
                 }
             };
-            if hole && frame.base > wanted {
+            if after_damage && frame.base > wanted {
                 return Err(ReadError::Damaged { id: self.id, offset: wanted });
             }
             if frame.last >= wanted {
                 return Ok(Some((start, frame)));
             }
-            (before, expected, hole) = (Some((start, frame)), Expected::after(&frame, window.gaps), false);
+            (before, expected, after_damage) =
+                (Some((start, frame)), Expected::after(&frame, window.gaps), false);
             start += frame.len as u64;
         }
     }
 
-    /// Verifies frames of a segment file while they fit: checksums, and that each is in its place. Answers where the whole
-    /// ones end, position and offset; `None` when already the first is not whole.
+    /// Verifies frames of a segment file while they fit: checksums, and that each is at its position. Returns the end
+    /// of the valid ones, position and offset; `None` if the first is already damaged.
     fn verify(
         &self,
         file: &dyn DiskFile,
         window: &Window,
         (start, first): (u64, Frame),
         fits: &dyn Fn(u64, &Frame) -> bool,
-        cuts: u64,
+        truncations: u64,
     ) -> Result<Option<(u64, i64)>, ReadError> {
         let epochs = Epochs::from_vec(self.epochs());
         let mut reader = FrameReader::new(file, &*self.framing, window.limit, READ_BLOCK / 4);
@@ -317,7 +325,7 @@ impl Journal {
             }
         }
         while position < window.limit {
-            // Whole first: what does not fit may just not say what was written.
+            // Validity first: a frame that does not fit may have a damaged header.
             match reader.frame(position) {
                 Ok(Some((frame, _))) if expected.admits(&frame) && self.is_of_its_epoch(&frame, &epochs) => {
                     if !fits(position, &frame) {
@@ -326,9 +334,10 @@ impl Journal {
                     position += frame.len as u64;
                     expected = Expected::after(&frame, window.gaps);
                 }
-                Err(Walk::Io(error)) => return Err(error.into()),
-                Ok(_) | Err(Walk::Bad(_)) => {
-                    let error = self.broken(Walk::Bad(position), (expected.offset, cuts));
+                Err(WalkError::Io(error)) => return Err(error.into()),
+                Ok(_) | Err(WalkError::BadFrame(_)) => {
+                    let error =
+                        self.damage_error(WalkError::BadFrame(position), (expected.offset, truncations));
                     if !matches!(error, ReadError::Damaged { .. }) {
                         return Err(error);
                     }
@@ -337,7 +346,7 @@ impl Journal {
                 }
             }
         }
-        self.note_verified(window.segment, (start, position), cuts);
+        self.note_verified(window.segment, (start, position), truncations);
         let next = if position < window.limit { expected.offset } else { window.limit_offset };
         Ok((!is_bad).then_some((position, next)))
     }
@@ -353,16 +362,16 @@ impl Journal {
         position: u64,
         near: (i64, u64),
     ) -> Result<Option<Frame>, ReadError> {
-        reader.header(position).map_err(|walk| self.broken(walk, near))
+        reader.header(position).map_err(|walk| self.damage_error(walk, near))
     }
 
-    /// What is wrong near an offset, looked at after so many cuts.
-    pub(super) fn broken(&self, walk: Walk, (near, cuts): (i64, u64)) -> ReadError {
+    /// The error for a bad frame near an offset, read after this many truncations.
+    pub(super) fn damage_error(&self, walk: WalkError, (near, truncations): (i64, u64)) -> ReadError {
         match walk {
-            Walk::Io(error) => ReadError::Io(error),
-            Walk::Bad(position) => {
+            WalkError::Io(error) => ReadError::Io(error),
+            WalkError::BadFrame(position) => {
                 let mut state = self.state.locked();
-                if state.truncations != cuts {
+                if state.truncations != truncations {
                     return ReadError::OutOfRange { start: state.start, end: state.end };
                 }
                 if self.note_damage(&mut state) {
@@ -377,14 +386,14 @@ impl Journal {
         &self,
         segment: i64,
         near: i64,
-        cuts: u64,
+        truncations: u64,
     ) -> Result<Arc<dyn DiskFile>, ReadError> {
         match self.segment_file(segment, false) {
             Ok(file) => Ok(file),
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
                 let mut state = self.state.locked();
-                if state.segment(segment).is_none() || state.truncations != cuts {
-                    // Dropped since we looked: the log starts later now, or ends earlier.
+                if state.segment(segment).is_none() || state.truncations != truncations {
+                    // Dropped since the lookup: the log starts later now, or ends earlier.
                     return Err(ReadError::OutOfRange { start: state.start, end: state.end });
                 }
                 self.note_damage(&mut state);
@@ -443,7 +452,7 @@ impl Journal {
             .map(|image| (image.max_timestamp_ms, image.max_timestamp_base)))
     }
 
-    /// Walks whole frames, verified, without holding the lock; `f` answers whether to go on.
+    /// Walks whole frames, verified, without holding the lock; `f` returns whether to continue.
     pub fn for_each_frame(
         &self,
         from: i64,
@@ -452,12 +461,12 @@ impl Journal {
     ) -> Result<(), ReadError> {
         let mut next = from.max(self.start());
         while next < until.min(self.end()) {
-            let cuts = self.cuts();
+            let truncations = self.truncations();
             let read = self.read(next, until, READ_BLOCK)?;
             if read.bytes == 0 && read.next <= next {
                 return Ok(());
             }
-            // A large frame in memory comes in two chunks: what is left over goes in front of the next one.
+            // A large frame in memory is two chunks: an incomplete frame is carried over to the next chunk.
             let mut carry: Vec<u8> = Vec::new();
             for chunk in &read.chunks {
                 let bytes = chunk.bytes()?;
@@ -467,21 +476,21 @@ impl Journal {
                     carry.extend_from_slice(&bytes);
                     &carry
                 };
-                let (used, go_on) = self.walk_bytes(whole, (next, cuts), f)?;
-                if !go_on {
+                let (used, proceed) = self.walk_bytes(whole, (next, truncations), f)?;
+                if !proceed {
                     return Ok(());
                 }
                 carry = whole[used..].to_vec();
             }
             if !carry.is_empty() {
-                return Err(self.broken(Walk::Bad(0), (next, cuts)));
+                return Err(self.damage_error(WalkError::BadFrame(0), (next, truncations)));
             }
             next = read.next;
         }
         Ok(())
     }
 
-    /// Answers how many bytes were whole frames, and whether to go on.
+    /// Returns the number of bytes in whole frames, and whether to continue.
     fn walk_bytes(
         &self,
         bytes: &[u8],
@@ -492,10 +501,10 @@ impl Journal {
         while bytes.len() - used >= self.framing.header_len() {
             let rest = &bytes[used..];
             let peeked = self.framing.peek(rest).filter(|frame| frame.len > 0);
-            let Some(frame) = peeked else { return Err(self.broken(Walk::Bad(0), near)) };
+            let Some(frame) = peeked else { return Err(self.damage_error(WalkError::BadFrame(0), near)) };
             let Some(whole) = rest.get(..frame.len) else { break };
             if !self.framing.verify(whole) {
-                return Err(self.broken(Walk::Bad(0), (frame.base, near.1)));
+                return Err(self.damage_error(WalkError::BadFrame(0), (frame.base, near.1)));
             }
             if !f(&frame, whole) {
                 return Ok((used, false));
@@ -514,28 +523,28 @@ impl Journal {
     ) -> Result<(), ReadError> {
         let mut next = from;
         while next < until.min(self.end()) {
-            let cuts = self.cuts();
+            let truncations = self.truncations();
             let read = self.read(next, until, READ_BLOCK)?;
             if read.bytes == 0 && read.next <= next {
                 return Ok(());
             }
             let mut inside = 0;
             for (at, chunk) in read.chunks.iter().enumerate() {
-                let go_on = match chunk {
-                    Chunk::File(range) => self.walk_headers(range, (next, cuts), f)?,
+                let proceed = match chunk {
+                    Chunk::File(range) => self.walk_headers(range, (next, truncations), f)?,
                     Chunk::Mem(bytes) if inside > 0 => {
                         inside -= bytes.len();
                         true
                     }
                     Chunk::Mem(bytes) => match self.peek_across(bytes, read.chunks.get(at + 1)) {
-                        None => return Err(self.broken(Walk::Bad(0), (next, cuts))),
+                        None => return Err(self.damage_error(WalkError::BadFrame(0), (next, truncations))),
                         Some(frame) => {
                             inside = frame.len.saturating_sub(bytes.len());
                             f(&frame)
                         }
                     },
                 };
-                if !go_on {
+                if !proceed {
                     return Ok(());
                 }
             }
@@ -564,7 +573,7 @@ impl Journal {
     ) -> Result<bool, ReadError> {
         let mut position = range.pos;
         let limit = range.pos + range.len as u64;
-        let mut reader = FrameReader::new(&*range.file, &*self.framing, limit, LOOK_BLOCK);
+        let mut reader = FrameReader::new(&*range.file, &*self.framing, limit, HEADER_BLOCK);
         while let Some(frame) = self.header(&mut reader, position, near)? {
             if !f(&frame) {
                 return Ok(false);
@@ -574,21 +583,21 @@ impl Journal {
         Ok(true)
     }
 
-    pub(super) fn note_verified(&self, segment: i64, (from, to): (u64, u64), cuts: u64) {
+    pub(super) fn note_verified(&self, segment: i64, (from, to): (u64, u64), truncations: u64) {
         let mut state = self.state.locked();
-        if state.truncations == cuts
+        if state.truncations == truncations
             && let Some(segment) = state.segment(segment)
         {
             segment.verified.add(from, to);
         }
     }
 
-    /// Makes the index of a segment complete: from its files where they fit, from the frames for the rest.
+    /// Completes the index of a segment: from its files where they are valid, from the frames for the rest.
     pub(super) fn load_index(&self, base: i64) -> Result<(), ReadError> {
-        self.load_index_uncut(base, self.cuts())
+        self.load_index_once(base, self.truncations())
     }
 
-    pub(super) fn load_index_uncut(&self, base: i64, cuts: u64) -> Result<(), ReadError> {
+    pub(super) fn load_index_once(&self, base: i64, truncations: u64) -> Result<(), ReadError> {
         let (until, image) = {
             let mut state = self.state.locked();
             let Some(segment) = state.segment(base) else { return Ok(()) };
@@ -602,9 +611,9 @@ impl Journal {
             .filter(|(_, covered)| *covered <= image.len)
             .unwrap_or_default();
         let saved = covered;
-        let file = self.open_for_read(base, base, cuts)?;
+        let file = self.open_for_read(base, base, truncations)?;
         let mut reader = FrameReader::new(&*file, &*self.framing, until, READ_BLOCK / 4);
-        // Take up from the last entry: what lies between it and the covered length adds nothing.
+        // Continue at the last entry: frames between it and the covered length add nothing.
         let mut position = index.last_position().map_or(HEADER, u64::from);
         let mut expected = index.expected(base, position, image.compacted);
         let mut max_before = index.times.last().map_or(-1, |last| last.0);
@@ -613,14 +622,15 @@ impl Journal {
             let frame = match reader.header(position) {
                 Ok(None) => break,
                 Ok(Some(frame)) if expected.admits(&frame) => frame,
-                Err(Walk::Io(error)) => return Err(error.into()),
-                Ok(Some(_)) | Err(Walk::Bad(_)) => {
-                    let error = self.broken(Walk::Bad(position), (expected.offset, cuts));
+                Err(WalkError::Io(error)) => return Err(error.into()),
+                Ok(Some(_)) | Err(WalkError::BadFrame(_)) => {
+                    let error =
+                        self.damage_error(WalkError::BadFrame(position), (expected.offset, truncations));
                     let ReadError::Damaged { .. } = error else { return Err(error) };
-                    // What lies behind the damage can be found all the same.
+                    // Frames behind the damage can still be found.
                     let next = resync(&mut reader, before, (position, expected.offset), image.end)?;
                     let Some((at, frame)) = next else { break };
-                    index.cut(u32::try_from(at).unwrap_or(u32::MAX));
+                    index.truncate(u32::try_from(at).unwrap_or(u32::MAX));
                     (position, expected, before) = (at, Expected::at(&frame), None);
                     continue;
                 }
@@ -636,8 +646,8 @@ impl Journal {
             expected = Expected::after(&frame, image.compacted);
         }
         let mut state = self.state.locked();
-        if state.truncations != cuts {
-            // The index speaks of frames that are gone; whoever still wants one looks again.
+        if state.truncations != truncations {
+            // The index refers to truncated frames; the caller has to read again.
             return Err(ReadError::OutOfRange { start: state.start, end: state.end });
         }
         if let Some(segment) = state.segment(base).filter(|segment| !segment.index_complete) {
@@ -649,21 +659,21 @@ impl Journal {
     }
 }
 
-/// The next whole frame after a place where there is none, which a walk over headers has come to. The length of the frame
-/// before it may have led there: then the search begins behind that frame's start.
+/// The next valid frame after a position without one, which a walk over headers has reached. A damaged length of the
+/// frame before it may have led there: then the search starts behind that frame's start.
 pub(super) fn resync(
     reader: &mut FrameReader<'_>,
     before: Option<(u64, Frame)>,
     (position, offset): (u64, i64),
     limit_offset: i64,
 ) -> io::Result<Option<(u64, Frame)>> {
-    let misled = before.filter(|(at, _)| !matches!(reader.frame(*at), Ok(Some(_))));
-    let (position, offset) = misled.map_or((position, offset), |(at, frame)| (at, frame.base));
+    let bad_length = before.filter(|(at, _)| !matches!(reader.frame(*at), Ok(Some(_))));
+    let (position, offset) = bad_length.map_or((position, offset), |(at, frame)| (at, frame.base));
     reader.resync(position, offset..limit_offset)
 }
 
-/// The whole frame that holds an offset, behind a place where there is none.
-fn find_whole(
+/// The valid frame that holds an offset, behind a position without one.
+fn find_valid(
     reader: &mut FrameReader<'_>,
     (mut position, mut offset): (u64, i64),
     wanted: i64,
@@ -682,7 +692,7 @@ fn find_whole(
 }
 
 impl Index {
-    /// What the frame at an entry's position must begin with.
+    /// The expected start of the frame at an entry's position.
     fn expected(&self, base: i64, position: u64, gaps: bool) -> Expected {
         let after = self.offsets.partition_point(|entry| u64::from(entry.1) <= position);
         match after.checked_sub(1).map(|at| self.offsets[at]) {
@@ -724,7 +734,7 @@ impl State {
         Ok(())
     }
 
-    /// Where the frame that contains `from` is.
+    /// Where the frame that contains `from` is stored.
     pub(super) fn source(&mut self, from: i64, until: i64, budget: usize) -> Source {
         if let (Some(front), Some(back)) = (self.recent.front(), self.recent.back())
             && from >= front.base

@@ -1,25 +1,25 @@
-//! Reading for its own sake: the scrub, and the search for what can be read behind damage.
+//! The scrub, and the search for readable frames behind damage.
 //!
 //! Both read segment files, never the ring, and verify every frame. Neither holds the lock while it reads.
 
 use super::read::{Expected, Floor, READ_BLOCK, Source, Window, resync};
 use super::{Epochs, Journal, State};
 use crate::codec::Locked;
-use crate::segment::{FrameReader, HEADER, Walk};
+use crate::segment::{FrameReader, HEADER, WalkError};
 use crate::types::{ReadError, ScrubReport};
 
 impl Journal {
-    /// The first offset at or past `from` that can be read: for readers that must go on behind damage.
-    pub fn next_whole(&self, from: i64) -> Result<i64, ReadError> {
+    /// The first offset at or past `from` that can be read: for readers that must continue behind damage.
+    pub fn next_readable(&self, from: i64) -> Result<i64, ReadError> {
         let window = loop {
             let mut state = self.state.locked();
-            let cuts = state.truncations;
+            let truncations = state.truncations;
             state.check_range(from, Floor::LogStart)?;
             match state.source(from, i64::MAX, 0) {
                 Source::File(window) => break window,
                 Source::NeedsIndex(base) => {
                     drop(state);
-                    self.load_index_uncut(base, cuts)?;
+                    self.load_index_once(base, truncations)?;
                 }
                 Source::Ring | Source::End => return Ok(from),
             }
@@ -37,8 +37,8 @@ impl Journal {
                     position += frame.len as u64;
                     expected = Expected::after(&frame, window.gaps);
                 }
-                Err(Walk::Io(error)) => return Err(error.into()),
-                Ok(Some(_)) | Err(Walk::Bad(_)) => {
+                Err(WalkError::Io(error)) => return Err(error.into()),
+                Ok(Some(_)) | Err(WalkError::BadFrame(_)) => {
                     let next = reader.resync(position, expected.offset..window.limit_offset)?;
                     let Some((next, frame)) = next else { return Ok(window.limit_offset) };
                     (position, expected) = (next, Expected::at(&frame));
@@ -47,8 +47,8 @@ impl Journal {
         }
     }
 
-    /// Verifies what the segment files hold from `from` on, about `max_bytes` in all of `report`: of the active segment, or
-    /// of the sealed ones. Answers where to go on, `None` at the end.
+    /// Verifies segment files from `from` on, about `max_bytes` in all of `report`: the active segment, or the sealed
+    /// ones. Returns where to continue, `None` at the end.
     pub(crate) fn scrub(
         &self,
         from: i64,
@@ -56,25 +56,25 @@ impl Journal {
         max_bytes: u64,
         report: &mut ScrubReport,
     ) -> Option<i64> {
-        let (cuts, window) = loop {
+        let (truncations, window) = loop {
             let mut state = self.state.locked();
-            let cuts = state.truncations;
+            let truncations = state.truncations;
             match state.scrub_window(from, active) {
-                Source::File(window) => break (cuts, window),
+                Source::File(window) => break (truncations, window),
                 Source::NeedsIndex(base) => {
                     drop(state);
-                    if self.load_index_uncut(base, cuts).is_err() && self.cuts() == cuts {
-                        return None; // reported as damage, or gone
+                    if self.load_index_once(base, truncations).is_err() && self.truncations() == truncations {
+                        return None; // reported as damage, or dropped
                     }
                 }
                 Source::Ring | Source::End => return None,
             }
         };
-        let scrubbed = self.scrub_window(&window, from, cuts, max_bytes, report);
+        let scrubbed = self.scrub_window(&window, from, truncations, max_bytes, report);
         match scrubbed {
             Ok(next) => Some(next),
             Err(error) => {
-                if self.cuts() == cuts && !matches!(error, ReadError::OutOfRange { .. }) {
+                if self.truncations() == truncations && !matches!(error, ReadError::OutOfRange { .. }) {
                     report.damage.push(format!("journal {}: {error}", self.id));
                 }
                 Some(window.limit_offset)
@@ -86,15 +86,15 @@ impl Journal {
         &self,
         window: &Window,
         from: i64,
-        cuts: u64,
+        truncations: u64,
         max_bytes: u64,
         report: &mut ScrubReport,
     ) -> Result<i64, ReadError> {
-        let file = self.open_for_read(window.segment, from, cuts)?;
+        let file = self.open_for_read(window.segment, from, truncations)?;
         let mut reader = FrameReader::new(&*file, &*self.framing, window.limit, READ_BLOCK);
         let epochs = Epochs::from_vec(self.epochs());
         let (mut position, mut expected) = self.skip(&mut reader, window, from)?;
-        let mut whole = position;
+        let mut valid_from = position;
         while position < window.limit && report.bytes < max_bytes {
             match reader.frame(position) {
                 Ok(Some((frame, _))) if expected.admits(&frame) && self.is_of_its_epoch(&frame, &epochs) => {
@@ -103,24 +103,25 @@ impl Journal {
                     report.frames += 1;
                     expected = Expected::after(&frame, window.gaps);
                 }
-                Err(Walk::Io(error)) => return Err(error.into()),
-                Ok(_) | Err(Walk::Bad(_)) => {
-                    let error = self.broken(Walk::Bad(position), (expected.offset, cuts));
+                Err(WalkError::Io(error)) => return Err(error.into()),
+                Ok(_) | Err(WalkError::BadFrame(_)) => {
+                    let error =
+                        self.damage_error(WalkError::BadFrame(position), (expected.offset, truncations));
                     let ReadError::Damaged { .. } = error else { return Err(error) };
                     report.damage.push(format!("journal {}: {error}", self.id));
-                    self.note_verified(window.segment, (whole, position), cuts);
+                    self.note_verified(window.segment, (valid_from, position), truncations);
                     let next = reader.resync(position, expected.offset..window.limit_offset)?;
                     let Some((next, frame)) = next else { return Ok(window.limit_offset) };
                     report.bytes += next - position;
-                    (position, whole, expected) = (next, next, Expected::at(&frame));
+                    (position, valid_from, expected) = (next, next, Expected::at(&frame));
                 }
             }
         }
-        self.note_verified(window.segment, (whole, position), cuts);
+        self.note_verified(window.segment, (valid_from, position), truncations);
         Ok(if position < window.limit { expected.offset } else { window.limit_offset })
     }
 
-    /// Passes over frames before an offset, which the scrub has seen.
+    /// Skips frames before an offset, which the scrub has verified.
     fn skip(
         &self,
         reader: &mut FrameReader<'_>,
@@ -138,9 +139,9 @@ impl Journal {
                     position += frame.len as u64;
                     expected = Expected::after(&frame, window.gaps);
                 }
-                Err(Walk::Io(error)) => return Err(error.into()),
-                Ok(Some(_)) | Err(Walk::Bad(_)) => {
-                    // Damage that was reported when the scrub came by.
+                Err(WalkError::Io(error)) => return Err(error.into()),
+                Ok(Some(_)) | Err(WalkError::BadFrame(_)) => {
+                    // Damage that was reported when the scrub verified it.
                     let next = resync(reader, before, (position, from), window.limit_offset)?;
                     let none = (window.limit, Expected { offset: window.limit_offset, exact: true });
                     (position, expected) = next.map_or(none, |(at, frame)| (at, Expected::at(&frame)));
@@ -153,7 +154,7 @@ impl Journal {
 }
 
 impl State {
-    /// What the scrub looks at from an offset on, of the active segment or of the sealed ones.
+    /// The part of a segment to scrub from an offset on, of the active segment or of the sealed ones.
     fn scrub_window(&mut self, from: i64, active: bool) -> Source {
         let Some(newest) = self.segments.len().checked_sub(1) else { return Source::End };
         let point = self.behind_point();

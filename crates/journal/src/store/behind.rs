@@ -1,9 +1,9 @@
 //! The write-behind thread's work: segments, the ring, checkpoints, free space, unlinking, scrubbing.
 //!
-//! Nothing here is on the path of an append or a sync. Order of a checkpoint: note where the commit log is durable,
-//! write behind and capture every journal, sync what was captured and its folders, replace the checkpoint file,
-//! recycle the commit log below the noted point. Lack of space stops a round, never the process: what could not be
-//! written stays in the ring and in the commit log.
+//! Nothing here is on the path of an append or a group commit. Order of a checkpoint: read the commit log's durable
+//! point, write behind and capture every journal, sync what was captured and its folders, replace the checkpoint file,
+//! recycle the commit log below that point. Lack of space stops a round, never the process: unwritten frames stay in
+//! the ring and in the commit log.
 
 use std::collections::VecDeque;
 use std::io;
@@ -21,23 +21,24 @@ use crate::disk::{DiskFile, replace_file};
 use crate::journal::{Capture, Journal};
 use crate::types::{JournalError, JournalId, ScrubReport};
 
-/// The commit log is sealed when nothing was committed for so long: until then nothing vouches for its last group.
+/// The commit log is sealed when nothing was committed for this long: until then no later group proves that its last
+/// group was synced.
 const SEAL_AFTER_MS: u64 = 300;
-/// How often the free space is looked at.
+/// Poll interval of free disk space.
 const SPACE_POLL_MS: u64 = 500;
-/// Durable bytes of fleeting journals that are worth a write.
-const FLEETING_BYTES: usize = 1 << 20;
+/// Durable bytes of uncached journals that are worth a write.
+const UNCACHED_WRITE_BYTES: usize = 1 << 20;
 /// From this many dirty files on, one `syncfs` is cheaper than syncing each.
 const SYNCFS_FROM: usize = 64;
 
-/// What the write-behind thread keeps between rounds.
+/// State of the write-behind thread between rounds.
 #[derive(Default)]
 pub(super) struct Behind {
-    /// Journals with newly durable frames, in the order they became so.
+    /// Journals with newly durable frames, in that order.
     queue: VecDeque<(Arc<Journal>, i64)>,
     queued_bytes: usize,
-    /// Those of fleeting journals, which are not among the others.
-    fleeting_bytes: usize,
+    /// Bytes of uncached journals, which `queued_bytes` does not include.
+    uncached_bytes: usize,
     /// Frames below these ends are written and may leave the ring, oldest first.
     evictable: VecDeque<(Arc<Journal>, i64)>,
     /// Folders to unlink.
@@ -57,8 +58,8 @@ impl Behind {
         self.queue.push_back((journal, end));
     }
 
-    /// What is below `end` may leave memory when there is too much in it.
-    fn keep_evictable(&mut self, journal: Arc<Journal>, end: i64) {
+    /// Frames below `end` may be evicted when the rings hold too much.
+    fn push_evictable(&mut self, journal: Arc<Journal>, end: i64) {
         match self.evictable.back_mut() {
             Some((last, to)) if Arc::ptr_eq(last, &journal) => *to = end.max(*to),
             _ => self.evictable.push_back((journal, end)),
@@ -72,11 +73,11 @@ impl Behind {
         before < limit && self.queued_bytes >= limit
     }
 
-    /// The same for journals whose frames do not stay in memory.
-    pub(super) fn add_fleeting_bytes(&mut self, bytes: usize, limit: usize) -> bool {
-        let before = self.fleeting_bytes;
-        self.fleeting_bytes += bytes;
-        before < limit && self.fleeting_bytes >= limit
+    /// The same for uncached journals.
+    pub(super) fn add_uncached_bytes(&mut self, bytes: usize, limit: usize) -> bool {
+        let before = self.uncached_bytes;
+        self.uncached_bytes += bytes;
+        before < limit && self.uncached_bytes >= limit
     }
 }
 
@@ -117,15 +118,16 @@ impl Inner {
         let now_ms = self.clock.monotonic_ms();
         self.poll_space(now_ms)?;
         let mut did = self.log.maybe_make_spare()?;
-        let pressed = self.is_full() || self.log_full.load(Ordering::Relaxed);
-        let (due, fleeting_due) = {
+        let under_pressure = self.is_full() || self.log_full.load(Ordering::Relaxed);
+        let (due, uncached_due) = {
             let behind = self.behind.locked();
-            let crowded = self.ring_bytes.load(Ordering::Relaxed) > self.options.recent_bytes;
+            let ring_is_full = self.ring_bytes.load(Ordering::Relaxed) > self.options.recent_bytes;
             let limit = self.options.recent_bytes / 4;
-            let due = behind.queued_bytes >= limit || ((pressed || crowded) && !behind.queue.is_empty());
-            (due, behind.fleeting_bytes >= self.fleeting_limit())
+            let due = behind.queued_bytes >= limit
+                || ((under_pressure || ring_is_full) && !behind.queue.is_empty());
+            (due, behind.uncached_bytes >= self.uncached_limit())
         };
-        if due || fleeting_due {
+        if due || uncached_due {
             did |= self.write_queue(due)?;
         }
         self.shrink_ring();
@@ -138,7 +140,8 @@ impl Inner {
         Ok(did)
     }
 
-    /// Has a small group written behind the last one of a burst, which vouches for it; once, and never under load.
+    /// Stages a Seal record, whose group follows the last one of a burst and proves that it was synced; once, and never
+    /// under load.
     fn maybe_seal(&self, now_ms: u64) -> bool {
         let since = self.unsealed_since_ms.load(Ordering::Relaxed);
         let idle = since != 0 && now_ms >= since.saturating_add(SEAL_AFTER_MS);
@@ -166,24 +169,24 @@ impl Inner {
         if low != self.low_space.swap(low, Ordering::Relaxed) {
             let dir = self.dir.display();
             if low {
-                tracing::warn!(%dir, free, "too little free space, refusing appends");
+                tracing::warn!(%dir, free, "free disk space low; appends refused");
             } else {
-                tracing::info!(%dir, free, "space is back, taking appends");
+                tracing::info!(%dir, free, "free disk space sufficient; appends accepted");
             }
         }
         if !low {
-            // Whether a failed write would work now is found out by the next one.
+            // Whether a failed write would succeed now is found out by the next one.
             self.no_space.store(false, Ordering::Relaxed);
         }
         Ok(())
     }
 
-    /// How many durable bytes of fleeting journals may be in memory before they are written behind.
-    pub(super) fn fleeting_limit(&self) -> usize {
-        FLEETING_BYTES.min(self.options.recent_bytes / 4)
+    /// Durable bytes of uncached journals that may be in memory before they are written behind.
+    pub(super) fn uncached_limit(&self) -> usize {
+        UNCACHED_WRITE_BYTES.min(self.options.recent_bytes / 4)
     }
 
-    /// Writes behind every journal that has newly durable frames; the fleeting ones only, unless `all`.
+    /// Writes behind every journal that has newly durable frames; only the uncached ones, unless `all`.
     fn write_queue(&self, all: bool) -> io::Result<bool> {
         let queue = self.behind.locked().take_queue(all);
         let mut wrote = 0;
@@ -198,28 +201,29 @@ impl Inner {
             }
         }
         self.counters.behind_bytes.fetch_add(wrote, Ordering::Relaxed);
-        // What could not be written stays in its ring: eviction passes it by and the next checkpoint retries it.
-        self.let_go(queue);
+        // Frames that could not be written stay in the ring: eviction skips them and the next checkpoint retries.
+        self.release_written(queue);
         failed.map_or(Ok(wrote > 0), Err)
     }
 
-    /// What is written may leave memory: now if it is fleeting and nobody wants it, when there is too much of it otherwise.
-    fn let_go(&self, queue: VecDeque<(Arc<Journal>, i64)>) {
-        let (fleeting, lasting): (Vec<_>, Vec<_>) =
-            queue.into_iter().partition(|(journal, _)| journal.is_fleeting());
-        self.behind.locked().evictable.extend(lasting);
-        for (journal, end) in fleeting {
-            let free = end.min(journal.wanted_from());
+    /// Lets written frames leave the ring: at once if the journal is uncached and no reader needs them, otherwise when
+    /// the rings hold too much.
+    fn release_written(&self, queue: VecDeque<(Arc<Journal>, i64)>) {
+        let (uncached, cached): (Vec<_>, Vec<_>) =
+            queue.into_iter().partition(|(journal, _)| journal.is_uncached());
+        self.behind.locked().evictable.extend(cached);
+        for (journal, end) in uncached {
+            let free = end.min(journal.cached_from());
             if journal.evict(free) || free < end {
-                self.behind.locked().keep_evictable(journal, end);
+                self.behind.locked().push_evictable(journal, end);
             }
         }
     }
 
-    /// Drops the oldest written frames while the rings hold too much.
+    /// Evicts the oldest written frames while the rings hold too much.
     fn shrink_ring(&self) {
-        // What is still to be written stays on the list: it may be the last that is ever said of these frames, because
-        // nobody appends any more while the rings hold too much.
+        // Frames that are not written yet stay on the list: there may be no later entry for them, because appends are
+        // refused while the rings hold too much.
         let mut waiting = Vec::new();
         while self.ring_bytes.load(Ordering::Relaxed) > self.options.recent_bytes {
             let Some((journal, end)) = self.behind.locked().evictable.pop_front() else { break };
@@ -228,7 +232,7 @@ impl Inner {
             }
         }
         self.behind.locked().evictable.extend(waiting);
-        // An idle ring must not make this list grow: forget entries that evict nothing.
+        // An idle ring must not make this list grow: drop entries that evict nothing.
         let mut behind = self.behind.locked();
         if behind.evictable.len() > 100_000 {
             let half = behind.evictable.len() / 2;
@@ -276,36 +280,36 @@ impl Inner {
         let mut captures = Vec::new();
         let result = self.checkpoint_with(&mut captures);
         match &result {
-            Ok(()) => captures.iter().for_each(|(journal, capture)| journal.captured_is_synced(capture)),
+            Ok(()) => captures.iter().for_each(|(journal, capture)| journal.on_capture_synced(capture)),
             Err(_) => {
-                captures.iter().for_each(|(journal, capture)| journal.capture_failed(capture));
+                captures.iter().for_each(|(journal, capture)| journal.on_capture_failed(capture));
                 self.dirty_bytes.fetch_add(unsynced, Ordering::Relaxed);
                 self.dirty.store(true, Ordering::Relaxed);
             }
         }
         let now_ms = self.clock.monotonic_ms();
-        // A checkpoint that takes long must not run all the time.
+        // A slow checkpoint must not run all the time.
         let pause = self.options.checkpoint_ms.max((now_ms - began_ms) * 10);
         self.behind.locked().next_checkpoint_ms = now_ms + pause;
         result
     }
 
     fn checkpoint_with(&self, captures: &mut Vec<(Arc<Journal>, Capture)>) -> io::Result<()> {
-        // First the point, then the journals: every record before the point is in what is captured after it. The
-        // log's own durable point would be too far: write-behind takes durable frames only, and a journal learns that
-        // a frame is durable a moment after the log does.
-        let floor = *self.announced.locked();
+        // First the point, then the journals: every record before the point is in what is captured after it. The log's
+        // own durable point would be too far: write-behind takes durable frames only, and a journal's durable end moves
+        // a moment after the log's.
+        let floor = *self.published.locked();
         let mut writer = CheckpointWriter::new(floor);
         let journals = {
             let images = self.images.locked();
-            let open = self.journals.read().expect("nobody panics holding the map");
+            let open = self.journals.read().expect("journal map lock poisoned");
             images.values().for_each(|found| writer.push(&found.image));
             open.values().cloned().collect::<Vec<_>>()
         };
         let mut files = Vec::new();
-        // Before anything is captured: what becomes durable from now on is not written below.
+        // Before anything is captured: frames that become durable from now on are not written below.
         let queue = self.behind.locked().take_queue(true);
-        self.let_go(queue);
+        self.release_written(queue);
         for journal in journals {
             if let Some(capture) = journal.capture(&mut writer)? {
                 files.extend(capture.dirty.iter().map(|base| (captures.len(), *base)));
@@ -327,7 +331,7 @@ impl Inner {
         if files.len() + redone.len() > SYNCFS_FROM {
             let mut dirs = self.dirty_dirs.locked();
             self.disk.syncfs(&self.dir)?;
-            dirs.clear(); // names are synced with everything else
+            dirs.clear(); // syncfs covers names too
             return Ok(());
         }
         for path in &redone {
@@ -354,14 +358,14 @@ impl Inner {
         Ok(())
     }
 
-    /// Goes over the active segments of all journals first, then over the sealed ones.
+    /// Scrubs the active segments of all journals first, then the sealed ones.
     pub(super) fn scrub_step(&self, max_bytes: u64) -> ScrubReport {
         let mut at = self.scrub.locked();
         let mut report = ScrubReport::default();
         let open: Vec<_> =
-            self.journals.read().expect("nobody panics holding the map").values().cloned().collect();
-        let mut place = at.take().or_else(|| Some(ScrubPlace::first(open.first()?.id, true)));
-        while let Some(now) = place {
+            self.journals.read().expect("journal map lock poisoned").values().cloned().collect();
+        let mut position = at.take().or_else(|| Some(ScrubPosition::first(open.first()?.id, true)));
+        while let Some(now) = position {
             if report.bytes >= max_bytes {
                 *at = Some(now);
                 return report;
@@ -370,50 +374,50 @@ impl Inner {
             let next = journal.and_then(|journal| {
                 let from = if journal.id == now.id { now.offset } else { i64::MIN };
                 let offset = journal.scrub(from, now.active, max_bytes, &mut report)?;
-                (offset > from).then_some(ScrubPlace { id: journal.id, offset, ..now })
+                (offset > from).then_some(ScrubPosition { id: journal.id, offset, ..now })
             });
             let after = || {
                 let id = open.iter().find(|other| journal.is_some_and(|done| other.id > done.id))?.id;
-                Some(ScrubPlace::first(id, now.active))
+                Some(ScrubPosition::first(id, now.active))
             };
-            let sealed = || Some(ScrubPlace::first(open.first()?.id, false)).filter(|_| now.active);
-            place = next.or_else(after).or_else(sealed);
+            let sealed = || Some(ScrubPosition::first(open.first()?.id, false)).filter(|_| now.active);
+            position = next.or_else(after).or_else(sealed);
         }
         report.round_done = true;
         report
     }
 }
 
-/// Where the scrub goes on.
+/// Where the next scrub step continues.
 #[derive(Clone, Copy)]
-pub(super) struct ScrubPlace {
+pub(super) struct ScrubPosition {
     active: bool,
     id: JournalId,
     offset: i64,
 }
 
-impl ScrubPlace {
+impl ScrubPosition {
     fn first(id: JournalId, active: bool) -> Self {
         Self { active, id, offset: i64::MIN }
     }
 }
 
 impl Behind {
-    /// Lets go of all journals.
-    pub(super) fn forget(&mut self) {
+    /// Releases all journals.
+    pub(super) fn release(&mut self) {
         self.queue.clear();
         self.evictable.clear();
     }
 
     fn take_queue(&mut self, all: bool) -> VecDeque<(Arc<Journal>, i64)> {
-        self.fleeting_bytes = 0;
+        self.uncached_bytes = 0;
         if all {
             self.queued_bytes = 0;
             return std::mem::take(&mut self.queue);
         }
         let queue = std::mem::take(&mut self.queue);
-        let (fleeting, lasting) = queue.into_iter().partition(|(journal, _)| journal.is_fleeting());
-        self.queue = lasting;
-        fleeting
+        let (uncached, cached) = queue.into_iter().partition(|(journal, _)| journal.is_uncached());
+        self.queue = cached;
+        uncached
     }
 }

@@ -1,7 +1,7 @@
-//! The disk thread's work: one group commit after another; and the bypass thread's: large frames.
+//! Group commit by the disk thread, and large frames by the bypass thread.
 //!
-//! A group is whatever was queued while the previous one was synced. Order inside a round: make room, write, sync,
-//! then and only then move durable ends, wake waiters, tell the sink. A failed write or sync of the commit log is
+//! A group is whatever was staged while the previous one was synced. Order inside a round: ensure space, write, sync,
+//! then and only then advance durable ends, wake waiters, notify the sink. A failed write or fsync of the commit log is
 //! fatal and never retried; only lack of space for the *next* file makes a group wait.
 
 use std::collections::VecDeque;
@@ -20,45 +20,45 @@ use crate::journal::Journal;
 /// Bytes of large frames written between two syncs.
 const BYPASS_ROUND: usize = 16 << 20;
 
-/// What the disk thread keeps between rounds.
+/// State of the disk thread between rounds.
 #[derive(Default)]
 pub(super) struct Committer {
-    /// The group being committed; stays here while there is no room for it.
+    /// The group being committed; stays here while there is no space for it.
     group: Vec<Staged>,
     number: u64,
     advanced: Vec<(u64, i64)>,
 }
 
-/// A frame that goes to its segment before its record enters the log, or a record that must follow one.
+/// A frame that is written to its segment before its record is staged, or a record that must follow one.
 pub(crate) struct BypassItem {
     pub(crate) journal: Arc<Journal>,
-    /// Introduces the journal to the commit log.
+    /// The Create record of the journal.
     pub(crate) create: Option<Staged>,
     pub(crate) staged: Staged,
-    /// What to write at the record's position.
+    /// The bytes to write at the record's position.
     pub(crate) write: Option<(Bytes, Bytes)>,
-    /// Replicated frames before this one must be synced first.
+    /// True if Replicated frames before this one must be synced first.
     pub(crate) sync_first: bool,
 }
 
 #[derive(Default)]
 pub(super) struct Bypass {
     queue: VecDeque<BypassItem>,
-    /// Taken and not finished for lack of space.
+    /// Items taken from the queue and not finished for lack of space.
     held: Vec<BypassItem>,
     pub(super) stopped: bool,
 }
 
 impl Committer {
-    /// Lets go of all journals.
-    pub(super) fn forget(&mut self) {
+    /// Releases all journals.
+    pub(super) fn release(&mut self) {
         self.group.clear();
     }
 }
 
 impl Bypass {
-    /// Lets go of all journals.
-    pub(super) fn forget(&mut self) {
+    /// Releases all journals.
+    pub(super) fn release(&mut self) {
         self.queue.clear();
         self.held.clear();
     }
@@ -86,7 +86,7 @@ impl Inner {
     pub(super) fn commit_rounds(&self) -> bool {
         let mut did = false;
         if self.dead.load(Ordering::Acquire) {
-            return false; // a failed sync is never tried again
+            return false; // a failed fsync is never retried
         }
         loop {
             let bypassed = self.bypass_round();
@@ -104,17 +104,17 @@ impl Inner {
         }
     }
 
-    /// Commits the group; false when it has to wait for space, or the disk failed.
+    /// Commits the group; false if it has to wait for space, or the disk failed.
     fn commit_group(&self, committer: &mut Committer) -> bool {
         let before = self.clock.monotonic_ns();
-        match self.log.make_room(&committer.group) {
+        match self.log.ensure_space(&committer.group) {
             Ok(()) => {}
             Err(error) if error.kind() == io::ErrorKind::StorageFull => {
                 self.on_no_space();
                 return false;
             }
             Err(error) => {
-                self.fatal("changing the commit-log file", &error);
+                self.fatal("switching the commit-log file", &error);
                 return false;
             }
         }
@@ -136,7 +136,7 @@ impl Inner {
             self.sealing.store(false, Ordering::Relaxed);
         }
         let unsealed_since_ms = if sealed && committer.group.len() == 1 {
-            0 // nothing in the group itself needs to be vouched for, or to reach a checkpoint
+            0 // the Seal itself needs no later proof and no checkpoint
         } else {
             self.dirty.store(true, Ordering::Relaxed);
             self.clock.monotonic_ms().max(1)
@@ -147,12 +147,12 @@ impl Inner {
         self.counters.commit_bytes.fetch_add(bytes, Ordering::Relaxed);
         let took = self.clock.monotonic_ns().saturating_sub(before);
         self.counters.last_sync_ns.store(took, Ordering::Relaxed);
-        self.announce(committer);
+        self.publish(committer);
         true
     }
 
-    /// Everything in the group is durable: tell everybody.
-    fn announce(&self, committer: &mut Committer) {
+    /// Publishes that everything in the group is durable.
+    fn publish(&self, committer: &mut Committer) {
         let point = self.log.durable_point();
         let Committer { group, number, advanced } = committer;
         *number += 1;
@@ -165,13 +165,13 @@ impl Inner {
                 done.store(true, Ordering::Release);
             }
         }
-        *self.announced.locked() = point;
+        *self.published.locked() = point;
         advanced.clear();
-        let (mut bytes, mut fleeting_bytes) = (0, 0);
+        let (mut bytes, mut uncached_bytes) = (0, 0);
         let mut behind = self.behind.locked();
         for staged in group.drain(..) {
-            let fleeting = staged.journal.as_ref().is_some_and(|journal| journal.is_fleeting());
-            let counted = if fleeting { &mut fleeting_bytes } else { &mut bytes };
+            let uncached = staged.journal.as_ref().is_some_and(|journal| journal.is_uncached());
+            let counted = if uncached { &mut uncached_bytes } else { &mut bytes };
             *counted += staged.record.len as usize;
             if let Some(journal) = staged.journal
                 && journal.first_in_group(*number)
@@ -182,14 +182,14 @@ impl Inner {
             }
         }
         let wake = behind.add_bytes(bytes, self.options.recent_bytes / 4)
-            | behind.add_fleeting_bytes(fleeting_bytes, self.fleeting_limit());
+            | behind.add_uncached_bytes(uncached_bytes, self.uncached_limit());
         drop(behind);
         if wake {
             self.behind_wake.notify_one();
         }
         self.notify_waiters();
         if !advanced.is_empty() {
-            let sink = self.sink.read().expect("nobody panics holding the sink").clone();
+            let sink = self.sink.read().expect("sink lock poisoned").clone();
             if let Some(sink) = sink {
                 sink.on_durable(advanced);
             }
@@ -226,7 +226,7 @@ impl Inner {
         }
     }
 
-    /// Writes and syncs queued large frames, then hands their records to the commit log.
+    /// Writes and syncs queued large frames, then stages their records.
     fn bypass_round(&self) -> bool {
         let items = {
             let mut bypass = self.bypass.locked();
@@ -260,7 +260,7 @@ impl Inner {
             let (base, wrote) = (item.staged.record.base, item.write.is_some());
             let lane = item.journal.lane();
             self.stage.push(lane, item.create.into_iter().chain([item.staged]));
-            item.journal.leave_bypass(base, wrote);
+            item.journal.on_bypass_done(base, wrote);
         }
         true
     }
@@ -284,13 +284,14 @@ impl Inner {
         for (_, file) in &files {
             file.sync_data()?;
         }
-        // A frame in a file whose name may vanish is not durable.
+        // A frame in a file whose name may be lost is not durable.
         self.sync_dirs()?;
-        // Who wants a frame of a fleeting journal soon finds it in the ring; the memory is better used for the next one.
-        for item in items.iter().filter(|item| item.write.is_some() && item.journal.is_fleeting()) {
+        // Readers of an uncached journal's recent frames find them in the ring; page cache is better used for the next
+        // frame.
+        for item in items.iter().filter(|item| item.write.is_some() && item.journal.is_uncached()) {
             let record = &item.staged.record;
             if let Some((_, file)) = files.iter().find(|(key, _)| *key == (record.id, record.segment)) {
-                file.forget(record.position, u64::from(record.len));
+                file.drop_cache(record.position, u64::from(record.len));
             }
         }
         Ok(())

@@ -1,7 +1,7 @@
-//! Files and folders of the store: creating segments, moving things aside, syncing names, bounding descriptors.
+//! Files and folders of the store: creates segments, moves files aside, syncs names, bounds open descriptors.
 //!
-//! What this module may delete: files of journals, by exact name, that the log says are gone; and anything inside
-//! `trash/`, which only this module fills. Whatever else is in the way is moved to `lost+found/` and reported.
+//! This module may delete: files of journals, by exact name, that the log says are dropped; and anything inside
+//! `trash/`, which only this module fills. Other files in the way are moved to `lost+found/` and reported.
 
 use std::collections::VecDeque;
 use std::io;
@@ -22,7 +22,7 @@ use crate::types::{JournalError, JournalId};
 pub(super) type OpenFiles = VecDeque<(JournalId, i64)>;
 
 impl Inner {
-    /// Creates a segment file with its header; the folder too where it is missing.
+    /// Creates a segment file with its header, and its folder if missing.
     pub(crate) fn create_segment(
         &self,
         id: JournalId,
@@ -49,18 +49,18 @@ impl Inner {
         Ok(file)
     }
 
-    /// A folder's names changed.
+    /// Marks a folder whose names changed.
     pub(crate) fn note_dirty_dir(&self, path: PathBuf) {
         self.dirty_dirs.locked().insert(path);
         self.note_dirty();
     }
 
-    /// Syncs every folder whose names changed. The set stays locked meanwhile: whoever finds it empty may rely on it.
+    /// Syncs every folder whose names changed. The set stays locked meanwhile: an empty set means that all are synced.
     pub(crate) fn sync_dirs(&self) -> io::Result<()> {
         let mut dirs = self.dirty_dirs.locked();
         for path in dirs.iter() {
             match self.disk.sync_dir(path) {
-                Err(error) if error.kind() == io::ErrorKind::NotFound => {} // moved away since, with all its names
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {} // renamed since, with all its names
                 other => other?,
             }
         }
@@ -68,7 +68,7 @@ impl Inner {
         Ok(())
     }
 
-    /// Syncs a folder under the data directory and those above it.
+    /// Syncs a folder under the data directory and its parents.
     pub(crate) fn sync_dir_chain(&self, path: &Path) -> io::Result<()> {
         for folder in path.ancestors().take_while(|folder| folder.starts_with(&self.dir)) {
             self.disk.sync_dir(folder)?;
@@ -77,42 +77,42 @@ impl Inner {
     }
 
     /// A number that no swap of this data directory had before: generations of the commit log only grow, and each run
-    /// starts with a new one.
+    /// starts a new one.
     pub(crate) fn next_swap(&self) -> String {
         format!("{}-{}", self.first_generation, self.swaps.fetch_add(1, Ordering::Relaxed))
     }
 
-    /// Removes a file of ours that may be gone already.
-    pub(crate) fn remove_if_there(&self, path: &Path) -> io::Result<()> {
+    /// Removes a file of ours, if it exists.
+    pub(crate) fn remove_if_exists(&self, path: &Path) -> io::Result<()> {
         match self.disk.remove(path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
             other => other,
         }
     }
 
-    /// Moves a file to `lost+found`, durably. Answers what to report.
+    /// Moves a file to `lost+found`, durably. Returns the line to report.
     pub(crate) fn move_aside(&self, path: &Path, why: &str) -> io::Result<String> {
         let moved =
             move_aside(&*self.disk, &self.dir, path, self.aside.fetch_add(1, Ordering::Relaxed), why)?;
-        tracing::warn!("{moved}");
+        tracing::warn!(%moved, "file moved to lost+found");
         Ok(moved)
     }
 
-    /// A segment file was opened: closes others when there are too many.
+    /// On an opened segment file: closes others if there are too many.
     pub(crate) fn note_open(&self, id: JournalId, base: i64) {
-        let mut looks = 0;
+        let mut attempts = 0;
         loop {
             let oldest = {
                 let mut open = self.open_files.locked();
-                if looks == 0 {
+                if attempts == 0 {
                     open.push_back((id, base));
                 }
-                if open.len() <= self.options.open_files || looks > 64 {
+                if open.len() <= self.options.open_files || attempts > 64 {
                     return;
                 }
                 open.pop_front()
             };
-            looks += 1;
+            attempts += 1;
             let Some((id, base)) = oldest else { return };
             let closed = self.find(id).is_none_or(|journal| journal.close_if_unused(base) == Some(true));
             if !closed {
@@ -121,7 +121,7 @@ impl Inner {
         }
     }
 
-    /// Deletes a journal: a durable record, then the folder out of the way.
+    /// Deletes a journal: a durable record, then the folder moves to the trash.
     pub(super) fn delete_journal(&self, id: JournalId) -> Result<(), JournalError> {
         let folder = match self.find(id) {
             Some(journal) => {
@@ -141,9 +141,9 @@ impl Inner {
         if let Some(folder) = folder {
             self.move_to_trash(id, &folder)?;
         }
-        // Only now may another journal take the folder.
+        // Only now may another journal use the folder.
         self.images.locked().remove(&id);
-        self.journals.write().expect("nobody panics holding the map").remove(&id);
+        self.journals.write().expect("journal map lock poisoned").remove(&id);
         self.note_dirty();
         Ok(())
     }
@@ -177,12 +177,12 @@ impl Inner {
 fn remove_tree(inner: &Inner, folder: &Path) -> io::Result<()> {
     for entry in inner.disk.list(folder)? {
         let path = folder.join(&entry.name);
-        if entry.is_dir { remove_tree(inner, &path)? } else { inner.remove_if_there(&path)? }
+        if entry.is_dir { remove_tree(inner, &path)? } else { inner.remove_if_exists(&path)? }
     }
     inner.disk.remove_dir(folder)
 }
 
-/// Moves a file to `lost+found` under a name that tells where it was.
+/// Moves a file to `lost+found` under a name that tells its origin.
 pub(super) fn move_aside(
     disk: &dyn crate::disk::Disk,
     dir: &Path,

@@ -1,12 +1,12 @@
 //! Opening a data directory: the first half of recovery.
 //!
-//! It reads the checkpoint and the commit log past it, folds the log's records per journal, and redoes in files what
-//! needs no knowledge of frames: cuts, swaps and deletions that were logged and may not have happened, and frames
-//! that are in the log and may not be in their segment. The other half (`journal/attach.rs`) walks the segments once a
-//! journal is opened and its framing known.
+//! It reads the checkpoint and the commit log past it, folds the records per journal, and redoes in files what needs no
+//! knowledge of frames: truncations, swaps and deletions that were logged and may be unfinished, and frames that are in
+//! the log and may not be in their segment. The other half (`journal/attach.rs`) walks the segments once a journal is
+//! opened and its framing known.
 //!
-//! Everything here can be done twice: a crash during recovery is followed by the same recovery. Why the order is
-//! right is proved in docs/journal.md.
+//! Every step is idempotent: a crash during recovery is followed by the same recovery. docs/journal.md proves the
+//! order.
 
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -37,7 +37,7 @@ use crate::types::{Durability, JournalId, OpenError, RecoveryReport, StoreOption
 const CLEAN_MAGIC: &[u8; 8] = b"MOIMCLN\n";
 const CLEAN_VERSION: u32 = 1;
 
-/// The bytes of the clean-shutdown marker: it vouches for one checkpoint only.
+/// The bytes of the clean-shutdown marker: valid for one checkpoint only.
 pub(super) fn clean_marker(floor: LogPoint) -> Vec<u8> {
     let mut out = Vec::new();
     out.put(CLEAN_MAGIC);
@@ -50,31 +50,31 @@ pub(super) fn clean_marker(floor: LogPoint) -> Vec<u8> {
     out
 }
 
-/// A frame that the log holds.
+/// A frame in the commit log.
 struct LoggedFrame {
     lsn: u64,
     record: Record,
 }
 
-/// What the log says about one journal.
+/// The folded records of one journal.
 struct Fold {
     image: JournalImage,
     epochs: Epochs,
     frames: Vec<LoggedFrame>,
     logged_end: i64,
-    /// A cut that was logged and not reported done.
-    open_cut: Option<Record>,
+    /// A truncation that was logged without its TruncateDone.
+    open_truncation: Option<Record>,
     swaps: Vec<Swap>,
 }
 
-/// A compacted file that takes the place of segments.
+/// A compacted file that replaces segments.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Swap {
     /// Name of the compacted file in the journal's folder.
     pub(crate) name: String,
     /// Segments it replaces.
     pub(crate) replaced: Vec<i64>,
-    /// What it is.
+    /// Image of the compacted segment.
     pub(crate) image: segment::SegmentImage,
 }
 
@@ -92,7 +92,7 @@ impl Swap {
         Self::decode_with(bytes, segment::SegmentImage::decode)
     }
 
-    /// Reads one whose segment image may be of another format version.
+    /// Decodes a Swap whose segment image may be of another format version.
     pub(crate) fn decode_with(
         bytes: &[u8],
         image: fn(&mut Input<'_>) -> Option<segment::SegmentImage>,
@@ -106,7 +106,7 @@ impl Swap {
         Some(Self { name, replaced, image: image(&mut input)? })
     }
 
-    /// Puts the compacted segment into a list of segments.
+    /// Replaces the swapped segments in a list of segments.
     pub(crate) fn apply(&self, segments: &mut Vec<segment::SegmentImage>) {
         let Some(at) = segments.iter().position(|segment| self.replaced.contains(&segment.base)) else {
             return;
@@ -120,7 +120,7 @@ impl Fold {
     fn new(image: JournalImage) -> Self {
         let epochs = Epochs::from_vec(image.epochs.clone());
         let logged_end = image.synced_end().max(image.start);
-        Self { image, epochs, frames: Vec::new(), logged_end, open_cut: None, swaps: Vec::new() }
+        Self { image, epochs, frames: Vec::new(), logged_end, open_truncation: None, swaps: Vec::new() }
     }
 
     fn take(&mut self, lsn: u64, record: Record, payload: &[u8]) {
@@ -137,9 +137,9 @@ impl Fold {
                 self.epochs.set_start(record.base);
                 self.logged_end = self.logged_end.max(record.base);
             }
-            Kind::Truncate => self.cut(record),
+            Kind::Truncate => self.truncate(record),
             Kind::Reset => self.reset(record),
-            Kind::TruncateDone => self.open_cut = None,
+            Kind::TruncateDone => self.open_truncation = None,
             Kind::Swap => {
                 if let Some(swap) = Swap::decode(payload) {
                     swap.apply(&mut self.image.segments);
@@ -150,7 +150,7 @@ impl Fold {
         }
     }
 
-    fn cut(&mut self, record: Record) {
+    fn truncate(&mut self, record: Record) {
         let end = record.base;
         while self.frames.last().is_some_and(|frame| frame.record.base >= end) {
             self.frames.pop();
@@ -169,7 +169,7 @@ impl Fold {
                 last.end = end;
             }
         }
-        self.open_cut = Some(record);
+        self.open_truncation = Some(record);
     }
 
     fn reset(&mut self, record: Record) {
@@ -180,10 +180,10 @@ impl Fold {
         self.logged_end = record.base;
         self.epochs = Epochs::default();
         self.epochs.note(record.epoch, record.base);
-        self.open_cut = Some(record);
+        self.open_truncation = Some(record);
     }
 
-    /// Whether a segment lies wholly below the log start.
+    /// True if a segment lies wholly below the log start offset.
     fn dropped(&self, base: i64) -> bool {
         let later = |other: i64| other > base && other <= self.image.start;
         self.frames.iter().any(|frame| later(frame.record.segment))
@@ -191,12 +191,12 @@ impl Fold {
     }
 }
 
-/// Whether a cut left nothing: all segments went and an empty one begins at the log start.
-fn is_fresh(cut: &Record) -> bool {
-    cut.kind == Kind::Reset || cut.epoch == 1
+/// True if a truncation left nothing: all segments were dropped and an empty one starts at the log start.
+fn is_fresh(truncation: &Record) -> bool {
+    truncation.kind == Kind::Reset || truncation.epoch == 1
 }
 
-/// Everything known before the store exists.
+/// State collected before the store exists.
 struct Opening<'a> {
     dir: &'a Path,
     disk: Arc<dyn Disk>,
@@ -241,12 +241,12 @@ impl Inner {
         let max_record = (max_group / 2).min(MAX_RECORD);
         let (next_lsn, end) = opening.replay(&found, floor, (max_group + max_record) as u64)?;
         for path in &found.bad_headers {
-            tracing::warn!(path = %path.display(), "commit-log file header damaged; its records are whole");
+            tracing::warn!(path = %path.display(), "commit-log file header damaged; records are valid");
         }
         for path in std::mem::take(&mut found.foreign) {
             opening.move_aside(&path, "not a commit-log file")?;
         }
-        let open_cuts = opening.open_cuts();
+        let truncate_done_records = opening.truncate_done_records();
         let log_open = OpenLog {
             folder: commit_dir.clone(),
             file_bytes: options.commit_file_bytes,
@@ -257,17 +257,24 @@ impl Inner {
             end,
         };
         let log = at(&commit_dir, CommitLog::open(disk.clone(), log_open))?;
-        if !open_cuts.is_empty() {
-            at(&commit_dir, log.make_room(&open_cuts).and_then(|()| log.commit(&open_cuts)))?;
+        if !truncate_done_records.is_empty() {
+            at(
+                &commit_dir,
+                log.ensure_space(&truncate_done_records).and_then(|()| log.commit(&truncate_done_records)),
+            )?;
         }
         opening.find_trash()?;
         opening.report.duration_ns = clock.monotonic_ns().saturating_sub(began_ns);
-        opening.report.damage.iter().for_each(|line| tracing::error!("{line}"));
+        opening
+            .report
+            .damage
+            .iter()
+            .for_each(|line| tracing::error!(damage = %line, "damage found by recovery"));
         let free = at(dir, disk.free_bytes(dir))?;
         let behind = Behind::new(opening.trash, clock.monotonic_ms() + options.checkpoint_ms);
         let images = opening.folds.into_iter().map(|(id, fold)| (id, fold.into_recovered(!clean))).collect();
-        // Files of earlier runs are given back by a checkpoint, also when nothing in them was worth redoing: a node that
-        // is killed again and again would otherwise collect them until it takes no append.
+        // A checkpoint recycles the files of earlier runs, even if nothing in them was redone: a node that is killed
+        // again and again would otherwise collect them until it refuses appends.
         let commit_files = log.live_count();
         Ok(Self {
             dir: dir.to_path_buf(),
@@ -278,7 +285,7 @@ impl Inner {
             max_group,
             stage: Stage::new(options.recent_bytes),
             first_generation: log.durable_point().generation,
-            announced: Mutex::new(log.durable_point()),
+            published: Mutex::new(log.durable_point()),
             swaps: AtomicU64::new(0),
             log,
             committer: Mutex::new(Committer::default()),
@@ -322,7 +329,7 @@ impl Inner {
     }
 }
 
-/// Creates what is missing and takes the directory for this process.
+/// Creates missing folders and locks the directory for this process.
 fn prepare_dir(disk: &dyn Disk, dir: &Path) -> Result<Arc<dyn DiskFile>, OpenError> {
     let missing: Vec<&Path> = dir
         .ancestors()
@@ -343,7 +350,8 @@ fn prepare_dir(disk: &dyn Disk, dir: &Path) -> Result<Arc<dyn DiskFile>, OpenErr
     Ok(lock)
 }
 
-/// The checkpoint, and whether the clean marker vouches for it. The marker is gone, durably, when this returns.
+/// The checkpoint, and whether the clean-shutdown marker is valid for it. The marker is removed, durably, when this
+/// returns.
 fn read_checkpoint(disk: &dyn Disk, dir: &Path) -> Result<(Checkpoint, bool), OpenError> {
     let path = dir.join("checkpoint");
     let checkpoint = match disk.open(&path) {
@@ -379,8 +387,8 @@ impl Fold {
 }
 
 impl Opening<'_> {
-    /// Reads the log and redoes what it says. Answers the LSN that comes next, and where the log ends. A log with damage
-    /// in it is refused before anything is written: what it does not say any more may be anything of any journal.
+    /// Reads the log and redoes its records. Returns the next LSN, and the end of the log. A damaged log is refused
+    /// before anything is written: the lost records may concern any journal.
     fn replay(
         &mut self,
         found: &Found,
@@ -407,7 +415,7 @@ impl Opening<'_> {
         self.report.bytes += scan.bytes;
         self.redo_deletes()?;
         self.redo_swaps()?;
-        self.redo_cuts()?;
+        self.redo_truncations()?;
         self.redo_frames(&found.files, floor)?;
         Ok((scan.next_lsn, scan.end(floor)))
     }
@@ -437,7 +445,8 @@ impl Opening<'_> {
         }
     }
 
-    /// Deletions whose folder may not have moved. One that a living journal uses has: it could not be used before.
+    /// Redoes deletions whose folder may not have moved. A folder in use by a live journal has moved: it could not be
+    /// used before.
     fn redo_deletes(&mut self) -> Result<(), OpenError> {
         let used: BTreeSet<&str> = self.folds.values().map(|fold| fold.image.folder.as_str()).collect();
         let moves: Vec<_> =
@@ -472,9 +481,9 @@ impl Opening<'_> {
         Ok(())
     }
 
-    fn redo_cuts(&mut self) -> Result<(), OpenError> {
+    fn redo_truncations(&mut self) -> Result<(), OpenError> {
         for fold in self.folds.values() {
-            let Some(cut) = fold.open_cut else { continue };
+            let Some(truncation) = fold.open_truncation else { continue };
             let folder = self.dir.join(&fold.image.folder);
             let entries = match self.disk.list(&folder) {
                 Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
@@ -482,15 +491,15 @@ impl Opening<'_> {
             };
             for base in entries.iter().filter_map(|entry| segment::base_of(&entry.name)) {
                 let path = segment::path_of(&folder, base, "log");
-                if base > cut.segment || (base < cut.segment && is_fresh(&cut)) {
+                if base > truncation.segment || (base < truncation.segment && is_fresh(&truncation)) {
                     at(&path, self.disk.remove(&path))?;
-                } else if base == cut.segment {
+                } else if base == truncation.segment {
                     let file = at(&path, self.disk.open(&path))?;
-                    if at(&path, file.len())? > cut.position {
-                        at(&path, file.set_len(cut.position).and_then(|()| file.sync_data()))?;
+                    if at(&path, file.len())? > truncation.position {
+                        at(&path, file.set_len(truncation.position).and_then(|()| file.sync_data()))?;
                     }
                 }
-                if base >= cut.segment || is_fresh(&cut) {
+                if base >= truncation.segment || is_fresh(&truncation) {
                     for extension in ["index", "timeindex"] {
                         let path = segment::path_of(&folder, base, extension);
                         match self.disk.remove(&path) {
@@ -505,10 +514,11 @@ impl Opening<'_> {
         Ok(())
     }
 
-    /// What tells the log that the redone cuts are done.
-    fn open_cuts(&self) -> Vec<Staged> {
-        let cuts = self.folds.values().filter_map(|fold| fold.open_cut);
-        let done = cuts.map(|cut| Record::control(Kind::TruncateDone, cut.id, cut.base));
+    /// The TruncateDone records for the redone truncations.
+    fn truncate_done_records(&self) -> Vec<Staged> {
+        let truncations = self.folds.values().filter_map(|fold| fold.open_truncation);
+        let done =
+            truncations.map(|truncation| Record::control(Kind::TruncateDone, truncation.id, truncation.base));
         let staged =
             |record| Staged { record, payload: Bytes::new(), payload_crc: 0, journal: None, done: None };
         let all: Vec<Staged> = done.map(staged).collect();
@@ -516,8 +526,8 @@ impl Opening<'_> {
         all
     }
 
-    /// Writes every frame the log holds into its segment, whatever is there: after a failed sync the page cache
-    /// cannot be believed, the log can.
+    /// Writes every frame of the log into its segment, whatever is there: after a failed fsync the page cache cannot be
+    /// trusted, the log can.
     fn redo_frames(&mut self, log_files: &[LogFile], floor: LogPoint) -> Result<(), OpenError> {
         let mut wanted: BTreeMap<u64, Record> = BTreeMap::new();
         for fold in self.folds.values() {
@@ -560,7 +570,7 @@ impl Opening<'_> {
         }
     }
 
-    /// The segment a frame belongs to; `None` when it is damaged, which is reported when the journal is opened.
+    /// The segment of a frame; `None` if it is damaged, which is reported when the journal is opened.
     fn segment_for_redo(&mut self, record: &Record) -> Result<Option<Arc<dyn DiskFile>>, OpenError> {
         let Some(fold) = self.folds.get(&record.id) else { return Ok(None) };
         let synced =
@@ -574,8 +584,8 @@ impl Opening<'_> {
                 let mut header = [0; HEADER as usize];
                 let got = at(&path, file.pread(0, &mut header))?;
                 match segment::check_header(&header[..got], record.id, record.segment) {
-                    HeaderState::Ours => return Ok(Some(file)),
-                    HeaderState::Rotten => {
+                    HeaderState::Valid => return Ok(Some(file)),
+                    HeaderState::Corrupt => {
                         at(&path, write_at(&*file, 0, &segment::encode_header(record.id, record.segment)))?;
                         return Ok(Some(file));
                     }
@@ -605,7 +615,7 @@ impl Opening<'_> {
 
     fn move_aside(&mut self, path: &Path, why: &str) -> Result<(), OpenError> {
         let moved = at(path, files::move_aside(&*self.disk, self.dir, path, self.aside, why))?;
-        tracing::warn!("{moved}");
+        tracing::warn!(%moved, "file moved to lost+found");
         self.aside += 1;
         self.report.moved_aside.push(moved);
         Ok(())
@@ -629,7 +639,7 @@ impl Opening<'_> {
     }
 }
 
-/// Puts a compacted file in place of the segments it replaces; does nothing where that has happened.
+/// Replaces segments by a compacted file; does nothing if that has happened.
 pub(crate) fn finish_swap(disk: &dyn Disk, folder: &Path, swap: &Swap) -> io::Result<()> {
     let aside = folder.join(&swap.name);
     if disk.stat(&aside)?.is_none() {

@@ -1,13 +1,14 @@
-//! Upgrade of a data directory from the previous format version, before recovery looks at it.
+//! Upgrade of a data directory from the previous format version, before recovery.
 //!
 //! Only the commit log and the checkpoint differ between the versions. The upgrade copies every record past the
-//! checkpoint's floor into new commit-log files, with the LSNs that the records have, then replaces the checkpoint by one
-//! of the same content whose floor is the beginning of the copy, and then removes the old commit-log files. Recovery goes
-//! on with a directory that is of the current version as a whole.
+//! checkpoint's floor into new commit-log files, with their LSNs, then replaces the checkpoint by one of the same
+//! content whose floor is the beginning of the copy, and then removes the old commit-log files. Recovery continues with
+//! a directory that is of the current version as a whole.
 //!
-//! The rename of the checkpoint decides. Before it, old files are only read: an upgrade that was interrupted is done again,
-//! and its unfinished copy removed. After it, files of the previous version hold nothing that the checkpoint needs, and are
-//! removed by this start or the next one. The copy needs as much free space as the log has bytes past the floor.
+//! The rename of the checkpoint is the commit point. Before it, old files are only read: an interrupted upgrade is
+//! repeated, and its unfinished copy removed. After it, files of the previous version hold nothing that the checkpoint
+//! needs, and are removed by this start or the next one. The copy needs as much free space as the log has bytes past
+//! the floor.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -21,10 +22,10 @@ use crate::commit::{BLOCK, Record, Staged, previous_format};
 use crate::disk::{Disk, replace_file};
 use crate::types::{OpenError, StoreOptions};
 
-/// Bytes of records that are copied with one sync.
+/// Bytes of records that are copied with one fsync.
 const GROUP_BYTES: usize = 4 << 20;
 
-/// Answers checkpoint and commit-log files in the current format version; does nothing if they are.
+/// Returns checkpoint and commit-log files in the current format version; does nothing if they are.
 pub(super) fn upgrade(
     disk: &Arc<dyn Disk>,
     dir: &Path,
@@ -53,7 +54,7 @@ pub(super) fn upgrade(
     Ok((checkpoint, upgraded))
 }
 
-/// Copies the records past the floor into files of the current version. Answers where the copy begins.
+/// Copies the records past the floor into files of the current version. Returns the beginning of the copy.
 fn copy_log(
     disk: &Arc<dyn Disk>,
     folder: &Path,
@@ -77,7 +78,7 @@ fn copy_log(
         foreign: Vec::new(),
         next_number: found.next_number,
     };
-    // Generations go on from the greatest one of any file, those of an unfinished upgrade included.
+    // Generations continue from the greatest one of any file, those of an unfinished upgrade included.
     let newest = found.newest_generation().max(floor.generation);
     let open = OpenLog {
         folder: folder.to_owned(),
@@ -86,7 +87,8 @@ fn copy_log(
         floor: LogPoint { generation: newest, ..floor },
         found: nothing,
         next_lsn: floor.next_lsn,
-        // The log before the copy ends where the copy begins; its first group may need a larger file than the first one.
+        // The log before the copy ends where the copy begins; its first group may need a larger file than the first
+        // one.
         end: (newest + 1, BLOCK),
     };
     let log = at(folder, CommitLog::open(disk.clone(), open))?;
@@ -110,7 +112,7 @@ fn copy_log(
 
 fn commit(log: &CommitLog, group: &mut Vec<Staged>) -> std::io::Result<()> {
     if !group.is_empty() {
-        log.make_room(group)?;
+        log.ensure_space(group)?;
         log.commit(group)?;
         group.clear();
     }

@@ -94,7 +94,7 @@ fn hex(bytes: &[u8]) -> String {
 
 /// The expected bytes are those of the tests of commit 7e7edbf, the last one that wrote version 1.
 #[test]
-fn these_are_the_bytes_of_version_1() {
+fn golden_bytes_of_version_1() {
     let id = JournalId { incarnation: 1, part: 2 };
     let record = Record {
         kind: Kind::Frame,

@@ -1,5 +1,6 @@
-//! Directories of format version 1, made from current ones by the encoder of the release that wrote it, and their upgrade: with
-//! everything in them, with a torn tail, interrupted at every disk operation, without space, of unknown versions.
+//! Directories of format version 1, made from current ones by the encoder of the release that wrote it, and their
+//! upgrade: with all record kinds, with a torn write, interrupted at every disk operation, without space, of unknown
+//! versions.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -71,7 +72,7 @@ fn append(journal: &Journal, epoch: i32, size: usize) {
 fn burst(store: &Store, journals: &[Arc<Journal>], epoch: i32) {
     for round in 0..9 {
         for journal in journals {
-            // Frames of 4,000 bytes bypass the commit log: it has a pointer to them.
+            // Frames of 4,000 bytes bypass the commit log, which has a pointer to them.
             append(journal, epoch, if round % 4 == 3 { 4_000 } else { 200 + 100 * round });
         }
         while store.pump() {}
@@ -82,12 +83,12 @@ fn burst(store: &Store, journals: &[Arc<Journal>], epoch: i32) {
 enum Stop {
     /// Everything is in the commit log.
     Killed,
-    /// A checkpoint, and behind it records of every kind.
+    /// A checkpoint, and past it records of every kind.
     KilledAfterCheckpoint,
     Clean,
 }
 
-/// A directory of the current version at rest.
+/// A directory of the current version, closed.
 fn build(stop: Stop) -> SimDisk {
     let disk = SimDisk::new();
     let store = open(&disk).unwrap();
@@ -112,7 +113,7 @@ fn build(stop: Stop) -> SimDisk {
     disk.crash(Survival::Everything, 0)
 }
 
-/// A directory of the previous version at rest, and what it shows.
+/// A directory of the previous version, closed, and its content.
 fn build_previous(stop: Stop, tail: impl Fn(&mut OldFile, u64)) -> (SimDisk, BTreeMap<u32, Shown>) {
     let built = build(stop);
     let expected = show(&open(&copy(&built)).unwrap());
@@ -121,12 +122,12 @@ fn build_previous(stop: Stop, tail: impl Fn(&mut OldFile, u64)) -> (SimDisk, BTr
     (disk, expected)
 }
 
-/// The same content on another disk; the first one only takes part in further copies.
+/// The same content on another disk; the first one is only copied further.
 fn copy(disk: &SimDisk) -> SimDisk {
     disk.crash(Survival::Everything, 0)
 }
 
-/// What a client sees of a journal: start, end, epochs, snapshot, frames.
+/// The content of a journal as clients see it: start, end, epochs, snapshot, frames.
 type Shown = (i64, i64, Vec<(i32, i64)>, Option<(i64, Bytes)>, Vec<u8>);
 
 fn show(store: &Store) -> BTreeMap<u32, Shown> {
@@ -180,8 +181,8 @@ impl OldFile {
     }
 }
 
-/// Rewrites checkpoint and commit log of a directory as the release before wrote them: in several files, with records that
-/// the checkpoint covers before the floor, and with remnants of an earlier use behind the end.
+/// Rewrites checkpoint and commit log of a directory as the previous release wrote them: in several files, with records
+/// before the floor that the checkpoint covers, and with stale bytes of an earlier use behind the end.
 fn downgrade(disk: &SimDisk, tail: impl Fn(&mut OldFile, u64)) {
     let (dir, folder) = (Path::new(DIR), Path::new(DIR).join("commit"));
     let path = dir.join("checkpoint");
@@ -234,7 +235,7 @@ fn downgrade(disk: &SimDisk, tail: impl Fn(&mut OldFile, u64)) {
     tail(&mut file, next_lsn);
     file.bytes.extend(writer::record(&control, 2, next_lsn, b""));
     file.write(disk, number);
-    // A file below the floor that waits to be used again, and one that never was.
+    // A file below the floor that waits to be recycled, and one that was never used.
     OldFile::new(1).write(disk, number + 1);
     write_file(disk, &log::path_of(&folder, number + 2), &[0; 16 << 10]);
     if disk.stat(&dir.join("clean")).unwrap().is_some() {
@@ -253,7 +254,7 @@ fn versions(disk: &SimDisk) -> Vec<u32> {
     versions.collect()
 }
 
-/// Opens, compares, goes on and opens again.
+/// Opens, compares, appends and opens again.
 fn check(disk: &SimDisk, expected: &BTreeMap<u32, Shown>, what: &str) {
     let store = open(disk).unwrap_or_else(|error| panic!("{what}: {error}"));
     assert_eq!(&show(&store), expected, "{what}");
@@ -269,7 +270,7 @@ fn check(disk: &SimDisk, expected: &BTreeMap<u32, Shown>, what: &str) {
 const STOPS: [Stop; 3] = [Stop::Killed, Stop::KilledAfterCheckpoint, Stop::Clean];
 
 #[test]
-fn a_directory_of_the_previous_version_opens_with_everything_in_it() {
+fn previous_version_directory_opens_with_all_content() {
     for stop in STOPS {
         let (disk, expected) = build_previous(stop, |_, _| ());
         assert!(versions(&disk).iter().all(|version| *version == previous_format::VERSION));
@@ -280,8 +281,8 @@ fn a_directory_of_the_previous_version_opens_with_everything_in_it() {
 }
 
 #[test]
-fn a_torn_last_group_ends_the_log_of_the_previous_version() {
-    // A frame that was being written: its header and a part of its payload.
+fn torn_last_group_ends_the_previous_version_log() {
+    // A torn frame: its header and a part of its payload.
     let frame = PlainFraming::encode(900, 900, 4, 0, &[7; 600]);
     let record = Record { len: 636, ..Record::control(Kind::Frame, id(1), 900) };
     let (disk, expected) = build_previous(Stop::KilledAfterCheckpoint, |file, next_lsn| {
@@ -293,7 +294,7 @@ fn a_torn_last_group_ends_the_log_of_the_previous_version() {
 }
 
 #[test]
-fn a_crash_at_any_operation_of_the_upgrade_loses_nothing() {
+fn crash_at_any_operation_of_the_upgrade_loses_nothing() {
     for stop in STOPS {
         let (disk, expected) = build_previous(stop, |_, _| ());
         let whole = copy(&disk);
@@ -301,7 +302,7 @@ fn a_crash_at_any_operation_of_the_upgrade_loses_nothing() {
         let store = open(&whole).unwrap();
         let end = whole.operations();
         drop(store);
-        // The operation itself is carried out; the one after it fails.
+        // The operation itself succeeds; the one after it fails.
         for operation in begin..end - 1 {
             for (survival, seed) in
                 [(Survival::Nothing, 0), (Survival::Everything, 0), (Survival::Random, operation)]
@@ -323,7 +324,7 @@ fn a_crash_at_any_operation_of_the_upgrade_loses_nothing() {
 }
 
 #[test]
-fn an_upgrade_without_space_changes_nothing_and_succeeds_when_there_is_some() {
+fn upgrade_without_space_changes_nothing_and_succeeds_later() {
     let (disk, expected) = build_previous(Stop::KilledAfterCheckpoint, |_, _| ());
     disk.set_free_bytes(Some(20 << 10));
     assert!(matches!(open(&disk), Err(OpenError::Io { .. })));
@@ -332,7 +333,7 @@ fn an_upgrade_without_space_changes_nothing_and_succeeds_when_there_is_some() {
 }
 
 #[test]
-fn versions_before_the_previous_one_and_after_the_current_one_are_refused_by_name() {
+fn unsupported_format_versions_are_refused_by_name() {
     for (version, wanted) in [
         (0, "has format version 0, this program reads versions 1 and 2"),
         (3, "has format version 3, this program knows up to 2"),
@@ -349,14 +350,14 @@ fn versions_before_the_previous_one_and_after_the_current_one_are_refused_by_nam
 }
 
 #[test]
-fn a_missing_file_of_the_previous_version_is_damage() {
+fn missing_file_of_the_previous_version_is_damage() {
     let (disk, _) = build_previous(Stop::KilledAfterCheckpoint, |_, _| ());
     disk.remove(Path::new("/data/commit/000003.log")).unwrap();
     assert!(matches!(open(&disk), Err(OpenError::CommitLogDamaged { .. })));
 }
 
 #[test]
-fn a_frame_over_256_mib_that_the_previous_version_took_is_read() {
+fn frame_over_256_mib_of_the_previous_version_is_read() {
     let dir = tempfile::tempdir().unwrap();
     let disk: Arc<dyn Disk> = Arc::new(RealDisk);
     let folder = "slots/shard-0";
