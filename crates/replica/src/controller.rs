@@ -41,7 +41,9 @@ use crate::types::{BrokerEpoch, Durability, PartitionId, Versioned};
 pub struct ControllerTuning {
     /// A member that is suspected for this long is treated as lost. Always safe: epochs fence it.
     pub suspect_ms: u64,
-    /// A member regains its preferred leaderships after it has been back for this long.
+    /// A member regains its preferred leaderships after it has been back for this long. Clients have to have reconnected by
+    /// then: librdkafka waits for up to 12.5 s (`reconnect.backoff.max.ms` and its jitter) before it tries a broker again
+    /// that was down, and does not produce to the partitions that this broker leads meanwhile.
     pub return_ms: u64,
     /// The maximum number of preferred leaderships that return per decision.
     pub returns: usize,
@@ -58,7 +60,7 @@ impl Default for ControllerTuning {
     fn default() -> Self {
         Self {
             suspect_ms: 700,
-            return_ms: 3_000,
+            return_ms: 13_000,
             returns: 500,
             moves: 64,
             default_factor: 3,

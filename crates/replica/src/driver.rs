@@ -40,7 +40,7 @@ use moim_base::rest::rest;
 use moim_base::socket::Socket;
 use moim_base::task::{Scope, offload};
 use moim_base::{BrokerId, Clock};
-use moim_cluster::{BoxFuture, StateRepository};
+use moim_state::{BoxFuture, StateRepository};
 use moim_journal::Journal;
 use tokio::runtime::Handle;
 use tokio::sync::{Notify, Semaphore};

@@ -14,7 +14,7 @@ use std::collections::{BTreeMap, BinaryHeap};
 
 use fastrand::Rng;
 use moim_base::{BrokerId, LeaderEpoch, Offset, TopicId};
-use moim_cluster::{Txn, TxnOutcome};
+use moim_state::{Txn, TxnOutcome};
 
 use self::check::Checker;
 use self::node::SimNode;

@@ -6,8 +6,8 @@
 
 use bytes::Bytes;
 use moim_base::BrokerId;
-use moim_cluster::repository::{MAX_TXN_BYTES, MAX_TXN_OPS};
-use moim_cluster::{Compare, Entry, Op, Txn};
+use moim_state::repository::{MAX_TXN_BYTES, MAX_TXN_OPS};
+use moim_state::{Compare, Entry, Op, Txn};
 
 use crate::keys;
 use crate::transition::{Change, Expected};

@@ -7,7 +7,7 @@
 use std::collections::BTreeMap;
 
 use moim_base::BrokerId;
-use moim_cluster::nodes::{LiveMember, NodeOrder, NodeRecord};
+use moim_state::nodes::{LiveMember, NodeOrder, NodeRecord};
 
 use super::min_isr_for;
 use super::placement::{Load, PlacementNode, PlacementNodes};
@@ -106,7 +106,7 @@ impl Maker {
 
 #[cfg(test)]
 mod tests {
-    use moim_cluster::nodes::MemberRecord;
+    use moim_state::nodes::MemberRecord;
 
     use super::*;
 

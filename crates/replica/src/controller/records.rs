@@ -7,8 +7,8 @@
 use std::collections::BTreeMap;
 
 use moim_base::{BrokerId, TopicId};
-use moim_cluster::Entry;
-use moim_cluster::nodes::{LiveMember, MEMBERS, MemberRecord, NODES, NodeOrder, NodeRecord, ORDERS, node_of};
+use moim_state::Entry;
+use moim_state::nodes::{LiveMember, MEMBERS, MemberRecord, NODES, NodeOrder, NodeRecord, ORDERS, node_of};
 use serde::Deserialize;
 
 use super::{Order, Topic};

@@ -8,8 +8,8 @@
 //! elected leader is alive in the run that the record names, which is also compared.
 
 use moim_base::{BrokerId, TopicId};
-use moim_cluster::nodes::{self, LiveMember};
-use moim_cluster::{Compare, Entry, RepositoryError, StateRepository, Txn, TxnOutcome};
+use moim_state::nodes::{self, LiveMember};
+use moim_state::{Compare, Entry, RepositoryError, StateRepository, Txn, TxnOutcome};
 
 use super::MoveError;
 use super::batch::pack;
@@ -192,8 +192,8 @@ mod tests {
     use std::sync::Arc;
 
     use moim_base::ManualClock;
-    use moim_cluster::MemoryRepository;
-    use moim_cluster::nodes::{MemberRecord, NodeRecord, member_key, node_key};
+    use moim_state::MemoryRepository;
+    use moim_state::nodes::{MemberRecord, NodeRecord, member_key, node_key};
 
     use super::*;
     use crate::types::Durability;

@@ -16,8 +16,8 @@ use futures_util::{FutureExt as _, future};
 use hashbrown::HashMap;
 use moim_base::rest::rest_end;
 use moim_base::{BrokerId, Clock, TopicId};
-use moim_cluster::nodes::{MEMBERS, NODES, NodeRecord, ORDERS, node_of};
-use moim_cluster::{BoxFuture, Entry, Event, RepositoryError, StateRepository, TxnOutcome, Watch};
+use moim_state::nodes::{MEMBERS, NODES, NodeRecord, ORDERS, node_of};
+use moim_state::{BoxFuture, Entry, Event, RepositoryError, StateRepository, TxnOutcome, Watch};
 use tokio::time::Instant;
 
 use super::batch::{Batch, Conflict, pack};

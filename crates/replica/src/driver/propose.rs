@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use hashbrown::HashMap;
-use moim_cluster::{RepositoryError, TxnOutcome};
+use moim_state::{RepositoryError, TxnOutcome};
 use tokio::sync::Semaphore;
 
 use super::{Replicated, Shared};

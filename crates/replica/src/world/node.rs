@@ -1,7 +1,7 @@
 //! A simulated node: the driver of its replicas, its repository session, its controller term.
 
 use moim_base::{BrokerId, Offset};
-use moim_cluster::{Compare, Event, LeaseId, Txn, TxnOutcome};
+use moim_state::{Compare, Event, LeaseId, Txn, TxnOutcome};
 
 use super::{
     IMPAIRED_MS, Message, PARK_MS, PARTITIONS, ScheduledEvent, StoreRequest, TTL_MS, World, is_written_only,

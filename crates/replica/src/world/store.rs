@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use bytes::Bytes;
-use moim_cluster::{Compare, Entry, Event, LeaseId, Op, Txn, TxnOutcome};
+use moim_state::{Compare, Entry, Event, LeaseId, Op, Txn, TxnOutcome};
 
 /// A key store that never loses anything. All faults happen on the path to it.
 #[derive(Debug, Default)]

@@ -13,7 +13,7 @@ use hashbrown::HashMap;
 use moim_base::socket::Socket;
 use moim_base::task::{Scope, Shutdown};
 use moim_base::{BrokerId, Clock, LeaderEpoch, Offset, SystemClock, TopicId};
-use moim_cluster::{BoxFuture, Compare, Event, MemoryRepository, StateRepository, Txn, TxnOutcome};
+use moim_state::{BoxFuture, Compare, Event, MemoryRepository, StateRepository, Txn, TxnOutcome};
 use moim_journal::{
     Append, AppendError, DurableSink, Frame, Framing, Journal, JournalId, JournalOptions, PlainFraming,
     RealDisk, Store, StoreOptions,

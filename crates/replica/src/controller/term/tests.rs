@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use bytes::Bytes;
 use moim_base::{ManualClock, SystemClock};
-use moim_cluster::nodes::{LiveMember, MemberRecord, NodeOrder, member_key, node_key, order_key};
-use moim_cluster::{MemoryRepository, Txn};
+use moim_state::nodes::{LiveMember, MemberRecord, NodeOrder, member_key, node_key, order_key};
+use moim_state::{MemoryRepository, Txn};
 
 use super::*;
 use crate::controller::Maker;
@@ -118,7 +118,7 @@ impl Fixture {
 
     /// The leaders' part: every running replica catches up.
     async fn catch_up(&self) {
-        let (_, members) = moim_cluster::nodes::members(self.repository.as_ref()).await.unwrap();
+        let (_, members) = moim_state::nodes::members(self.repository.as_ref()).await.unwrap();
         let run = |live: &LiveMember| crate::Member::from_live(live).in_sync();
         let members: Vec<InSync> = members.iter().map(run).collect();
         let mut changes = Vec::new();
@@ -324,7 +324,7 @@ fn new_controller_elects_leaders_of_ten_thousand_partitions() {
     block_on(async {
         let fixture = Fixture::new(3).await;
         let nodes: Vec<_> = (1..=3).map(|node_id| NodeRecord { node_id, ..NodeRecord::default() }).collect();
-        let (_, members) = moim_cluster::nodes::members(fixture.repository.as_ref()).await.unwrap();
+        let (_, members) = moim_state::nodes::members(fixture.repository.as_ref()).await.unwrap();
         let mut maker = Maker::new(&nodes, &members, &BTreeMap::new());
         let changes = (0..10_000).filter_map(|index| {
             let replicas = maker.place(3);
