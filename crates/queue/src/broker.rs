@@ -1,4 +1,4 @@
-//! The broker: everything the handlers share, and how it starts and stops.
+//! The broker: the state that all request handlers share, its startup and its shutdown.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use arc_swap::ArcSwap;
 use moim_base::metrics::Metrics;
 use moim_base::task::{Scope, Shutdown, offload};
 use moim_base::{BrokerId, Clock, LayerBudget, MemoryBudget};
-use moim_cluster::StateRepository;
+use moim_state::StateRepository;
 use moim_journal::Store;
 use moim_replica::controller::Maker;
 use moim_replica::driver::Driver;
@@ -20,106 +20,108 @@ use crate::config::Defaults;
 use crate::connection;
 use crate::fetch_sessions::FetchSessions;
 use crate::group_service::GroupService;
-use crate::log_budget::LogBudget;
+use crate::log_rate_limit::LogRateLimit;
 use crate::loops::{Loops, Wake, lock};
 use crate::metrics::QueueMetrics;
 use crate::partition::{MAX_DECOMPRESSED_BYTES, Partition, Refused, RoleChange};
 use crate::peers::{Peers, Reach};
 use crate::producer_ids::ProducerIds;
-use crate::producers::TurnedAway;
+use crate::producer_state::EarlyBatches;
 use crate::sasl::Users;
 use crate::topics::{
-    NewTopic, News, OFFSETS_TOPIC, PAUSE, Seat, TRANSACTIONS_TOPIC, TRIES, Topic, Topics, contended,
+    MAX_ATTEMPTS, NewTopic, OFFSETS_TOPIC, PartitionEntry, RETRY_BACKOFF, TRANSACTIONS_TOPIC, Topic,
+    TopicEvent, Topics, contended,
 };
 use crate::transaction_service::TransactionService;
 use moim_base::socket::Socket;
 
-/// Before a coordinator's log that could not be read is read again.
-const READ_AGAIN: std::time::Duration = std::time::Duration::from_secs(1);
+/// Backoff before a coordinator loads a partition again after a failed load.
+const LOAD_RETRY_BACKOFF: std::time::Duration = std::time::Duration::from_secs(1);
 
-/// What one batch may take while it is decompressed: its records, in a buffer that doubles as it grows.
+/// Memory to decompress one batch of maximum size: its records, in a buffer that doubles as it grows.
 pub(crate) const DECOMPRESSION_BYTES: usize = 2 * MAX_DECOMPRESSED_BYTES;
-/// What the decompression of batches reserves of the node's budget: one of the largest can always be done.
+/// The decompression layer's reserve in the node's memory budget: one batch of maximum size can always be
+/// decompressed.
 pub const DECOMPRESSION_RESERVE: usize = DECOMPRESSION_BYTES;
-/// The most that it takes.
+/// The upper limit of the decompression layer.
 const DECOMPRESSION_LIMIT: usize = 2 * DECOMPRESSION_BYTES;
 
-/// How a broker is to run. Every field has a default that suits one machine.
+/// Broker options. Every field has a default for a single machine.
 #[derive(Clone, Debug)]
 pub struct BrokerOptions {
-    /// The number clients know this broker by.
+    /// The broker id in client metadata.
     pub node_id: BrokerId,
-    /// The id of the cluster.
+    /// The cluster id in client metadata.
     pub cluster_id: String,
-    /// The data folder, as clients are told it.
+    /// The data directory, as DescribeLogDirs reports it.
     pub data_dir: String,
-    /// Where to listen; port 0 picks a free one.
+    /// The listen address; port 0 picks a free one.
     pub listen: SocketAddr,
-    /// What clients are told to connect to; by default the address listened on.
+    /// The advertised address; by default the listen address.
     pub advertise: Option<(String, u16)>,
-    /// Who may connect; nobody is asked when there are none.
+    /// SASL PLAIN users; an empty set disables authentication.
     pub users: Users,
-    /// The zone of this node, which clients know as its rack.
+    /// The zone of this node, which is its rack in client metadata.
     pub rack: Option<String>,
-    /// How many event loops serve connections.
+    /// Number of event loops that serve connections.
     pub event_loops: usize,
-    /// At most this many connections at a time.
+    /// Maximum number of open connections.
     pub max_connections: usize,
-    /// The largest request.
+    /// Maximum request size.
     pub max_request_bytes: usize,
-    /// At most this much memory for requests that are being received.
+    /// Memory limit for requests that are being received.
     pub request_memory_bytes: usize,
-    /// At most this much memory for records that wait in responses for clients to read them.
+    /// Memory limit for records in responses that clients have not read yet.
     pub response_memory_bytes: usize,
-    /// The node's memory budget, of which the broker takes its layers; one of its own without.
+    /// The node's memory budget, from which the broker takes its layers; without one the broker makes its own.
     pub memory: Option<MemoryBudget>,
-    /// The largest answer to a fetch.
+    /// Maximum size of a fetch response.
     pub max_fetch_bytes: usize,
-    /// No request waits longer than this, whatever it asks for.
+    /// Upper limit of every request's wait time, whatever the client asks for.
     pub max_wait_ms: u64,
-    /// How long another broker may take to answer.
+    /// Timeout of a request to another broker.
     pub peer_timeout_ms: u64,
-    /// A connection without traffic is closed after this.
+    /// A connection without traffic is closed after this time.
     pub idle_connection_ms: u64,
-    /// Whether asking for a topic makes it.
+    /// True if a Metadata request for an unknown topic creates it.
     pub auto_create_topics: bool,
-    /// How many partitions a topic gets when nobody says.
+    /// Default partition count of a new topic.
     pub num_partitions: i32,
-    /// Settings topics fall back to.
+    /// Default topic settings.
     pub topic_defaults: Defaults,
-    /// Partitions of the topic that keeps group offsets; fixed once it exists.
+    /// Partition count of `__consumer_offsets`; fixed once the topic exists.
     pub offsets_partitions: i32,
-    /// Partitions of the topic that keeps transactions; fixed once it exists.
+    /// Partition count of `__transaction_state`; fixed once the topic exists.
     pub transaction_partitions: i32,
-    /// How long a new group waits for more members before its first generation.
+    /// Wait of a new group for more members before its first generation.
     pub group_initial_rebalance_delay_ms: u64,
-    /// The shortest session a member may ask for.
+    /// Minimum session timeout of a member.
     pub group_min_session_timeout_ms: u64,
-    /// The longest session a member may ask for.
+    /// Maximum session timeout of a member.
     pub group_max_session_timeout_ms: u64,
-    /// At most this many members in a group.
+    /// Maximum number of members of a group.
     pub group_max_size: usize,
-    /// Offsets of a group without members are forgotten after this.
+    /// Retention of committed offsets of a group without members.
     pub offsets_retention_ms: i64,
-    /// The longest metadata a commit may carry.
+    /// Maximum metadata size of an offset commit.
     pub offset_metadata_max_bytes: usize,
-    /// The longest transaction a producer may ask for.
+    /// Maximum transaction timeout of a producer.
     pub transaction_max_timeout_ms: i32,
-    /// An unused transactional id is forgotten after this.
+    /// Expiration of an unused transactional id.
     pub transactional_id_expiration_ms: u64,
-    /// An idle idempotent producer is forgotten after this.
+    /// Expiration of an idle idempotent producer.
     pub producer_id_expiration_ms: i64,
-    /// At most this many partitions on the node, internal ones included.
+    /// Maximum number of partitions on the node, internal topics included.
     pub max_partitions: usize,
-    /// At most this many partitions in a topic.
+    /// Maximum number of partitions of a topic.
     pub max_partitions_per_topic: i32,
-    /// At most this many fetch sessions are remembered.
+    /// Maximum number of cached fetch sessions.
     pub max_fetch_sessions: usize,
-    /// How often old segments are looked for.
+    /// Interval of the retention check.
     pub retention_check_ms: u64,
-    /// How often compaction looks for work.
+    /// Interval of the compaction check.
     pub compaction_check_ms: u64,
-    /// How many bytes per second the background scrub reads.
+    /// Read rate of the background scrub.
     pub scrub_bytes_per_second: u64,
 }
 
@@ -168,19 +170,19 @@ impl Default for BrokerOptions {
     }
 }
 
-/// What the broker stands on.
+/// The components the broker depends on.
 pub struct BrokerParts {
     /// All journals of the node.
     pub store: Arc<Store>,
-    /// Where topics and ids are kept.
+    /// The state repository, which holds topics, partition registrations and producer-id blocks.
     pub repository: Arc<dyn StateRepository>,
-    /// Replicates the partitions' journals.
+    /// The replica driver, which replicates the partitions' journals.
     pub driver: Arc<Driver>,
-    /// Time.
+    /// Monotonic and wall time.
     pub clock: Arc<dyn Clock>,
-    /// Where to count.
+    /// The metrics registry.
     pub metrics: Arc<Metrics>,
-    /// Stops the broker.
+    /// Signals broker shutdown.
     pub shutdown: Shutdown,
 }
 
@@ -192,44 +194,44 @@ pub struct Broker {
     pub(crate) driver: Arc<Driver>,
     pub(crate) clock: Arc<dyn Clock>,
     pub(crate) shutdown: Shutdown,
-    /// Ends when this node loses touch with the cluster, and every connection with it; then another one begins.
-    spell: ArcSwap<Shutdown>,
+    /// Cancelled, with every connection, when this node loses contact with the cluster; replaced on each change.
+    cluster_contact: ArcSwap<Shutdown>,
     pub(crate) scope: Scope,
     pub(crate) loops: Arc<Loops>,
     pub(crate) topics: Arc<Topics>,
     pub(crate) brokers: Brokers,
     pub(crate) peers: Arc<Peers>,
-    /// Everything up to this revision of the repository is taken in.
+    /// Invariant: all repository changes up to this revision are applied.
     pub(crate) revision: AtomicI64,
-    /// News are acted on by one at a time, in order.
-    following: std::sync::Mutex<()>,
+    /// Serializes the handling of topic events, in order.
+    applying_events: std::sync::Mutex<()>,
     pub(crate) fetch_sessions: FetchSessions,
     pub(crate) groups: GroupService,
     pub(crate) transactions: TransactionService,
     pub(crate) producer_ids: ProducerIds,
-    pub(crate) turned_away: TurnedAway,
-    /// For requests that are being received, or wait for their turn off the loop.
+    pub(crate) early_batches: EarlyBatches,
+    /// Memory of requests that are being received or that wait for off-loop work.
     pub(crate) requests: LayerBudget,
-    /// For records in responses that clients have not read yet.
+    /// Memory of records in responses that clients have not read yet.
     pub(crate) responses: LayerBudget,
-    /// For batches that inflate, off the loops.
+    /// Memory of batches that are decompressed off the loops.
     pub(crate) decompression: LayerBudget,
-    pub(crate) log_budget: LogBudget,
+    pub(crate) log_rate_limit: LogRateLimit,
     pub(crate) metrics: QueueMetrics,
-    /// The thread that must be done before the journals are closed.
+    /// The housekeeping thread; it must end before the journals are closed.
     pub(crate) housekeeping: std::sync::Mutex<Option<std::thread::JoinHandle<()>>>,
-    /// When this broker began; deadlines that may be coarse are counted from here.
+    /// Broker start; coarse deadlines count from here.
     pub(crate) started: tokio::time::Instant,
     pub(crate) connections: AtomicUsize,
     pub(crate) next_connection: AtomicU64,
-    /// Broker settings changed at run time.
+    /// Broker settings changed at run time (dynamic configuration).
     pub(crate) dynamic: ArcSwap<Defaults>,
-    /// The topic of the repository's own journal is not ours: the node hands its progress on.
+    /// The bound listen address, set when the server starts.
     pub(crate) address: std::sync::OnceLock<SocketAddr>,
 }
 
 impl Broker {
-    /// Recovers topics, groups and transactions. The broker serves once its loops run (see `server`).
+    /// Recovers topics, groups and transactions. The broker serves requests once its loops run (see `server`).
     pub async fn open(options: BrokerOptions, parts: BrokerParts) -> Result<Arc<Self>, Refused> {
         let loops = Arc::new(Loops::new(options.event_loops));
         let metrics = QueueMetrics::register(&parts.metrics);
@@ -258,7 +260,7 @@ impl Broker {
                 options.response_memory_bytes,
             ),
             decompression: memory.layer("queue decompression", DECOMPRESSION_RESERVE, DECOMPRESSION_LIMIT),
-            log_budget: LogBudget::default(),
+            log_rate_limit: LogRateLimit::default(),
             scope: Scope::new(parts.shutdown.clone()),
             fetch_sessions: FetchSessions::new(options.max_fetch_sessions),
             housekeeping: std::sync::Mutex::new(None),
@@ -266,15 +268,15 @@ impl Broker {
             connections: AtomicUsize::new(0),
             next_connection: AtomicU64::new(1),
             dynamic: ArcSwap::default(),
-            spell: ArcSwap::default(),
-            turned_away: TurnedAway::default(),
+            cluster_contact: ArcSwap::default(),
+            early_batches: EarlyBatches::default(),
             brokers: Brokers::default(),
             peers: Arc::new(Peers::new(
                 options.users.clone(),
                 std::time::Duration::from_millis(options.peer_timeout_ms),
             )),
             revision: AtomicI64::new(0),
-            following: std::sync::Mutex::default(),
+            applying_events: std::sync::Mutex::default(),
             address: std::sync::OnceLock::new(),
             store: parts.store,
             repository: parts.repository,
@@ -286,111 +288,115 @@ impl Broker {
             topics,
             metrics,
         });
-        // Nothing is written yet: the repository may stand on a journal that only runs once this returns.
+        // Nothing is written yet: the repository may use a journal that only runs once this returns.
         broker.read_repository(true).await?;
         Ok(broker)
     }
 
-    /// Acts on what has become of topics. Called after every change, by whoever made it or was told of it.
-    pub(crate) fn follow(&self) {
-        let _following = lock(&self.following);
-        for news in self.topics.take_news() {
-            match news {
-                News::Appeared(topic) => match &*topic.name {
+    /// Applies pending topic events. Called after every change, whether this broker made it or the watch delivered
+    /// it.
+    pub(crate) fn apply_topic_events(&self) {
+        let _following = lock(&self.applying_events);
+        for event in self.topics.take_events() {
+            match event {
+                TopicEvent::Added(topic) => match &*topic.name {
                     OFFSETS_TOPIC => self.groups.on_topic(topic.count()),
                     TRANSACTIONS_TOPIC => self.transactions.on_topic(topic.count()),
                     _ => {}
                 },
-                News::Deleted(topic) => self.groups.on_topic_deleted(self, &topic.name),
+                TopicEvent::Deleted(topic) => self.groups.on_topic_deleted(self, &topic.name),
             }
         }
     }
 
-    /// Has coordinators begin and end with the leadership of the partitions that keep their state. Reads logs: not for
-    /// an event loop. Gives back what is to be tried again: a leadership under which the log could not be read.
-    pub(crate) fn follow_roles(&self, changes: Vec<RoleChange>) -> Vec<RoleChange> {
-        // A partition that leads has a topic, and the coordinators must have heard of it.
-        self.follow();
-        let mut again = Vec::new();
+    /// Loads and unloads coordinators as leadership of their partitions changes. Reads logs, so it must not run on an
+    /// event loop. Returns the changes to retry: elections whose log could not be read.
+    pub(crate) fn apply_role_changes(&self, changes: Vec<RoleChange>) -> Vec<RoleChange> {
+        // A led partition has a topic, and the coordinators need that topic's partition count first.
+        self.apply_topic_events();
+        let mut retry = Vec::new();
         for change in changes {
             let (partition, epoch) = match &change {
-                RoleChange::Leads(partition, epoch) => (partition, *epoch),
+                RoleChange::Elected(partition, epoch) => (partition, *epoch),
                 RoleChange::Resigned(partition) if *partition.topic == *OFFSETS_TOPIC => {
-                    self.groups.resign(partition);
+                    self.groups.on_resignation(partition);
                     continue;
                 }
                 RoleChange::Resigned(partition) => {
-                    self.transactions.resign(partition);
+                    self.transactions.on_resignation(partition);
                     continue;
                 }
             };
             let read = match &*partition.topic {
-                OFFSETS_TOPIC => self.groups.lead(self, partition, epoch),
-                _ => self.transactions.lead(self, partition, epoch),
+                OFFSETS_TOPIC => self.groups.on_election(self, partition, epoch),
+                _ => self.transactions.on_election(self, partition, epoch),
             };
-            // One that ended while its log was read is no failure.
+            // A leadership that ended while its log was read is not a failure.
             if let Err(error) = read
                 && partition.leading() == Some(epoch)
             {
-                tracing::error!(topic = %partition.topic, partition = partition.index, %error, "a coordinator cannot read its state; trying again");
-                again.push(change);
+                tracing::error!(
+                    topic = %partition.topic, partition = partition.index, %error,
+                    "coordinator load failed; retrying"
+                );
+                retry.push(change);
             }
         }
-        again
+        retry
     }
 
-    /// Follows roles until the broker stops.
-    pub(crate) async fn serve_roles(self: Arc<Self>) {
+    /// Applies role changes until the broker stops.
+    pub(crate) async fn run_role_changes(self: Arc<Self>) {
         loop {
             let changes = tokio::select! {
                 changes = self.topics.roles.take() => changes,
                 () = self.shutdown.stopped() => return,
             };
             let broker = Arc::clone(&self);
-            let followed = offload(move || Ok(broker.follow_roles(changes))).await;
+            let followed = offload(move || Ok(broker.apply_role_changes(changes))).await;
             match followed {
-                Ok(again) if !again.is_empty() => {
-                    tokio::time::sleep(READ_AGAIN).await;
-                    again.into_iter().for_each(|change| self.topics.roles.push(change));
+                Ok(retry) if !retry.is_empty() => {
+                    tokio::time::sleep(LOAD_RETRY_BACKOFF).await;
+                    retry.into_iter().for_each(|change| self.topics.roles.push(change));
                 }
                 Ok(_) => {}
                 Err(error) => {
-                    tracing::error!(%error, "coordinators cannot follow the leadership of their partitions");
+                    tracing::error!(%error, "coordinator role change failed");
                     self.shutdown.stop();
                 }
             }
         }
     }
 
-    /// Makes a topic. Brokers that come or go meanwhile cost another try.
+    /// Creates a topic. Retries if a broker joins or leaves meanwhile.
     pub(crate) async fn create_topic(&self, new: NewTopic) -> Result<Arc<Topic>, Refused> {
-        for _ in 1..TRIES {
+        for _ in 1..MAX_ATTEMPTS {
             match self.topics.create(new.clone(), self.maker()).await {
-                Err(refused) if refused == contended() => tokio::time::sleep(PAUSE).await,
+                Err(refused) if refused == contended() => tokio::time::sleep(RETRY_BACKOFF).await,
                 created => {
-                    self.follow();
+                    self.apply_topic_events();
                     return created;
                 }
             }
         }
         let created = self.topics.create(new, self.maker()).await;
-        self.follow();
+        self.apply_topic_events();
         created
     }
 
-    /// Makes one of the broker's own topics unless it is there.
+    /// Creates an internal topic unless it exists.
     pub(crate) async fn ensure_internal(&self, name: &str, partitions: i32) -> Result<(), ErrorCode> {
-        for _ in 0..TRIES {
+        for _ in 0..MAX_ATTEMPTS {
             if self.topics.get(name).is_some() {
                 return Ok(());
             }
             let made = self.topics.ensure_internal(name, partitions, self.maker()).await;
-            self.follow();
+            self.apply_topic_events();
             match made {
                 Ok(()) => return Ok(()),
-                Err(refused) if refused == contended() => tokio::time::sleep(PAUSE).await,
+                Err(refused) if refused == contended() => tokio::time::sleep(RETRY_BACKOFF).await,
                 Err(refused) => {
-                    tracing::warn!(topic = name, %refused, "cannot make an internal topic");
+                    tracing::warn!(topic = name, %refused, "internal topic creation failed");
                     break;
                 }
             }
@@ -398,73 +404,75 @@ impl Broker {
         Err(ErrorCode::CoordinatorNotAvailable)
     }
 
-    /// This broker as clients are told of it.
+    /// This broker, as metadata responses describe it.
     pub(crate) fn me(&self) -> LiveBroker {
         let (host, port) = self.advertised();
         LiveBroker { id: self.options.node_id, host, port, rack: self.options.rack.clone() }
     }
 
-    /// Memory held by records in responses that clients have not read yet.
+    /// Memory of records in responses that clients have not read yet.
     pub fn response_memory_bytes(&self) -> usize {
         self.responses.used()
     }
 
-    /// Memory held by requests that are being received, or wait for their turn off the loop.
+    /// Memory of requests that are being received or that wait for off-loop work.
     pub fn request_memory_bytes(&self) -> usize {
         self.requests.used()
     }
 
-    /// How many event loops have not turned for a second.
+    /// Number of event loops without a heartbeat for a second.
     pub fn stalled_loops(&self) -> usize {
         self.loops.stalled(self.clock.monotonic_ms(), 1_000)
     }
 
-    /// Every broker that runs, by number.
+    /// All live brokers, by broker id.
     pub(crate) fn live(&self) -> Vec<LiveBroker> {
         self.brokers.live(self.me())
     }
 
-    /// A broker, if it runs.
+    /// A live broker by id.
     pub(crate) fn live_broker(&self, id: BrokerId) -> Option<LiveBroker> {
         if id == self.options.node_id { Some(self.me()) } else { self.brokers.other(id) }
     }
 
-    /// A node that has lost touch with the cluster is taken for dead by the others, so to clients it is dead too: their
-    /// connections are closed, and every new one with its first request that is not about versions or authentication (a
-    /// connection that ends before that is a broken broker to some clients, and fatal). A client that was answered would go on believing what this node
-    /// believes, and would not find those who have taken over.
+    /// Sets whether this node is in contact with the cluster. The other nodes take a node without contact for dead,
+    /// so clients must too: their connections are closed, and every new connection is closed at its first request
+    /// other than ApiVersions and authentication (some clients treat a connection that closes earlier as a fatal
+    /// broker error). A client that got responses would keep this node's stale metadata and would not find the new
+    /// leaders.
     pub fn set_in_touch(&self, in_touch: bool) {
-        let spell = self.spell.load();
-        if in_touch && spell.is_stopped() {
-            tracing::info!("back in touch with the cluster; clients are served again");
-            self.spell.store(Arc::default());
-        } else if !in_touch && !spell.is_stopped() {
-            tracing::warn!("out of touch with the cluster; clients are sent to the others");
-            spell.stop();
+        let cluster_contact = self.cluster_contact.load();
+        if in_touch && cluster_contact.is_stopped() {
+            tracing::info!("cluster contact restored; serving clients");
+            self.cluster_contact.store(Arc::default());
+        } else if !in_touch && !cluster_contact.is_stopped() {
+            tracing::warn!("cluster contact lost; closing client connections");
+            cluster_contact.stop();
         }
     }
 
-    /// How long a connection made now may be served.
-    pub(crate) fn spell(&self) -> Shutdown {
-        Shutdown::clone(&self.spell.load())
+    /// The token that ends a connection accepted now when cluster contact changes.
+    pub(crate) fn cluster_contact(&self) -> Shutdown {
+        Shutdown::clone(&self.cluster_contact.load())
     }
 
-    /// Who leads a partition, if somebody does and runs.
+    /// The live leader of a partition, if it has one.
     pub(crate) fn leader_of(&self, topic: &str, index: i32) -> Option<LiveBroker> {
-        let leader = self.topics.get(topic)?.seat(index)?.place().leader()?;
+        let leader = self.topics.get(topic)?.entry(index)?.registration().leader()?;
         self.live_broker(leader)
     }
 
-    /// Where a client that came here by mistake should go: who leads a partition, and under which leadership.
-    pub(crate) fn hint(&self, topic: &Topic, index: i32) -> Option<(LiveBroker, i32)> {
-        let seat = topic.seat(index)?;
-        let place = seat.place();
-        // A record that names this node while its copy does not lead is about to be replaced.
-        let leader = place.leader().filter(|leader| *leader != self.options.node_id)?;
-        Some((self.live_broker(leader)?, place.leader_epoch()))
+    /// The current leader and leader epoch, for the response to a client that sent its request to the wrong broker.
+    pub(crate) fn leader_hint(&self, topic: &Topic, index: i32) -> Option<(LiveBroker, i32)> {
+        let entry = topic.entry(index)?;
+        let registration = entry.registration();
+        // A registration that names this node while its replica does not lead is about to be replaced.
+        let leader = registration.leader().filter(|leader| *leader != self.options.node_id)?;
+        Some((self.live_broker(leader)?, registration.leader_epoch()))
     }
 
-    /// A replica that a client in `rack` should read from instead of this leader: in sync there, and far enough.
+    /// The preferred read replica for a client in `rack`: an in-sync replica there whose log reaches the fetch
+    /// offset.
     pub(crate) fn nearer_replica(
         &self,
         topic: &Topic,
@@ -475,7 +483,7 @@ impl Broker {
         if leader.leading().is_none() || self.options.rack.as_deref() == Some(rack) {
             return None;
         }
-        let place = topic.seat(leader.index)?.place();
+        let registration = topic.entry(leader.index)?.registration();
         let near = |node: &i32| {
             let there = self.brokers.other(BrokerId(*node));
             there.is_some_and(|broker| broker.rack.as_deref() == Some(rack))
@@ -484,41 +492,43 @@ impl Broker {
             let has = leader.replicated().and_then(|replicated| replicated.progress_of(*node));
             has.is_some_and(|(written, _)| written.0 >= from)
         };
-        place.in_sync().into_iter().filter(near).map(BrokerId).find(far_enough)
+        registration.in_sync().into_iter().filter(near).map(BrokerId).find(far_enough)
     }
 
-    /// Places new partitions on the brokers that run.
+    /// A replica placement over the live brokers.
     pub(crate) fn maker(&self) -> Maker {
         self.brokers.maker(self.options.node_id)
     }
 
-    /// Whether this node is registered, and every partition that it is to lead is led. Until then clients are told to come
-    /// back.
+    /// True if this node is registered and leads every partition it should lead. Until then clients get retriable
+    /// errors.
     pub fn is_settled(&self) -> bool {
         let me = self.options.node_id;
-        let is_led = |seat: &Arc<Seat>| {
-            let (copy, place) = (seat.copy(), seat.place());
-            // What only this node has is led by it or by nobody.
-            let is_mine = place.leader() == Some(me) || place.leader().is_none() && place.is_only_on(me);
-            !is_mine || copy.is_some_and(|copy| copy.leading().is_some())
+        let is_led = |entry: &Arc<PartitionEntry>| {
+            let (replica, registration) = (entry.replica(), entry.registration());
+            // A partition whose only replica is here has this node as leader, or none.
+            let is_mine = registration.leader() == Some(me)
+                || registration.leader().is_none() && registration.is_only_on(me);
+            !is_mine || replica.is_some_and(|replica| replica.leading().is_some())
         };
         self.brokers.member(me).is_some()
-            && self.topics.all().iter().all(|topic| topic.seats.load().iter().all(is_led))
+            && self.topics.all().iter().all(|topic| topic.partitions.load().iter().all(is_led))
     }
 
-    /// The broker clients send administrative requests to: where the controller is, though any would do.
+    /// The broker id that clients send administrative requests to: the controller's node, though any broker accepts
+    /// them.
     pub(crate) fn controller(&self) -> BrokerId {
         let live = self.live();
         let known = self.brokers.controller().filter(|id| is_live(&live, *id));
         known.map(BrokerId).or(live.first().map(|b| b.id)).unwrap_or(self.options.node_id)
     }
 
-    /// What receives the journal's progress: give it to [`Store::set_sink`].
+    /// The receiver of the journal's durability notifications: pass it to [`Store::set_sink`].
     pub fn sink(&self) -> Arc<dyn moim_journal::DurableSink> {
         Arc::clone(&self.loops) as Arc<dyn moim_journal::DurableSink>
     }
 
-    /// The address clients are told.
+    /// The advertised address.
     pub(crate) fn advertised(&self) -> (String, u16) {
         match (&self.options.advertise, self.address.get()) {
             (Some((host, 0)), Some(address)) => (host.clone(), address.port()),
@@ -528,24 +538,24 @@ impl Broker {
         }
     }
 
-    /// Serves one client over any kind of socket until it goes: how tests and the simulator come in without TCP.
+    /// Serves one client over any socket until it disconnects. Tests and the simulator use it to bypass TCP.
     pub async fn serve(self: &Arc<Self>, socket: Box<dyn Socket>, peer: SocketAddr) {
         let wake = Wake::new(0, self.next_connection.fetch_add(1, Ordering::Relaxed));
         connection::serve(Arc::clone(self), socket, wake, peer).await;
     }
 
-    /// Other brokers are reached this way and not by TCP. Before anything is asked of them.
+    /// Connects to other brokers through `reach` instead of TCP. Call it before the first request to a peer.
     pub fn reach_peers_by(&self, reach: Arc<dyn Reach>) {
         self.peers.reach_by(reach);
     }
 
-    /// Does on this runtime what the loops and the threads of a server do, but for listening: how the simulator runs it.
+    /// Runs the work of the loops and threads of a server, except listening, on this runtime. The simulator uses it.
     pub fn run_here(self: &Arc<Self>) {
         self.scope.spawn("drain", crate::server::drain(Arc::clone(self), 0));
         crate::housekeeping::spawn_here(self);
     }
 
-    /// Numbers for the admin page.
+    /// Statistics for the admin page.
     pub fn summary(&self) -> Summary {
         let (topics, partitions) = self.topics.counts();
         Summary {
@@ -556,29 +566,29 @@ impl Broker {
         }
     }
 
-    /// Leaves things so that the next start is quick. Called after the loops have ended.
+    /// Writes the state that makes the next start fast. Called after the loops have ended.
     pub fn close(&self) {
         let housekeeping = lock(&self.housekeeping).take();
         if housekeeping.is_some_and(|thread| thread.join().is_err()) {
-            tracing::error!("housekeeping panicked");
+            tracing::error!("housekeeping thread panicked");
         }
         for topic in self.topics.all() {
-            for copy in topic.copies() {
-                copy.snapshot_producers();
+            for replica in topic.replicas() {
+                replica.snapshot_producers();
             }
         }
     }
 }
 
-/// Numbers for the admin page.
+/// Statistics for the admin page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
 pub struct Summary {
-    /// Topics, internal ones included.
+    /// Number of topics, internal topics included.
     pub topics: usize,
-    /// Partitions, internal ones included.
+    /// Number of partitions, internal topics included.
     pub partitions: usize,
-    /// Open connections.
+    /// Number of open connections.
     pub connections: usize,
-    /// Consumer groups.
+    /// Number of consumer groups.
     pub groups: usize,
 }

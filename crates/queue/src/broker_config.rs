@@ -1,12 +1,12 @@
-//! Settings of the broker itself: shown read-only where they come from the start, changeable where a topic
-//! setting falls back to them and where [`BROKER_SETTINGS`] says so. Changes are kept in the state repository and act at
-//! once, on every broker.
+//! Broker configuration. Static settings are read-only; dynamic settings are the broker defaults of topic settings
+//! and [`BROKER_SETTINGS`]. Dynamic changes are stored in the state repository and take effect at once, on every
+//! broker.
 
 use std::collections::BTreeMap;
 
 use bytes::Bytes;
 
-use moim_cluster::{Entry, Expect, Swap};
+use moim_state::{Entry, Expect, Swap};
 use moim_replica::LeaderTuning;
 use moim_wire_kafka::ErrorCode;
 
@@ -17,40 +17,43 @@ use crate::topics::refuse_repository;
 
 pub(crate) const KEY: &str = "/moim/configs/brokers";
 
-/// A broker setting as DescribeConfigs shows it.
-pub(crate) struct Shown {
+/// A broker setting in DescribeConfigs.
+pub(crate) struct DescribedSetting {
     pub(crate) name: String,
     pub(crate) value: String,
     pub(crate) kind: Kind,
     pub(crate) read_only: bool,
-    /// Set at run time, cluster-wide.
+    /// True if set at run time, cluster-wide.
     pub(crate) dynamic: bool,
-    /// Set by configuration rather than by the table of defaults.
+    /// True if set by the configuration file and not by the table of defaults.
     pub(crate) from_start: bool,
     pub(crate) doc: &'static str,
 }
 
-/// What can be changed at run time, under the names brokers have for it.
+/// All dynamic settings, under their broker names.
 fn all_changeable() -> impl Iterator<Item = &'static Setting> {
     TOPIC_SETTINGS.iter().chain(BROKER_SETTINGS).filter(|s| s.broker_name.is_some())
 }
 
-/// The setting of this name that can be changed at run time: one that topics fall back to, or the broker's own.
+/// The dynamic setting of this name: the broker default of a topic setting, or one of the broker's own.
 pub(crate) fn changeable(name: &str) -> Option<&'static Setting> {
     all_changeable().find(|s| s.broker_name == Some(name))
 }
 
-/// A rate in bytes a second; none when it is the largest there is.
+/// A rate in bytes per second; `None` if it is the maximum, which means no throttle.
 fn rate(settings: &Defaults, name: &str) -> Option<u64> {
     let rate: u64 = settings.get(name)?.trim().parse().ok()?;
     (rate < i64::MAX as u64).then_some(rate)
 }
 
 impl Broker {
-    /// Lets settings act that were changed at run time, here or through another broker.
+    /// Applies dynamic settings that were changed here or through another broker.
     pub(crate) fn on_settings(&self, entry: &Entry) -> Result<(), Refused> {
         let settings: Defaults = serde_json::from_slice(&entry.value).map_err(|e| {
-            Refused::new(ErrorCode::UnknownServerError, format!("the broker settings cannot be read: {e}"))
+            Refused::new(
+                ErrorCode::UnknownServerError,
+                format!("broker configuration record cannot be decoded: {e}"),
+            )
         })?;
         if **self.dynamic.load() != settings {
             self.apply_dynamic(settings);
@@ -58,7 +61,7 @@ impl Broker {
         Ok(())
     }
 
-    /// Changes settings at run time: `None` takes a change back.
+    /// Changes dynamic settings; `None` reverts a setting to its default.
     pub(crate) async fn change_settings(
         &self,
         changes: &BTreeMap<String, Option<String>>,
@@ -110,16 +113,16 @@ impl Broker {
         self.topics.set_defaults(defaults);
     }
 
-    /// Every broker setting.
-    pub(crate) fn settings(&self) -> Vec<Shown> {
+    /// All broker settings.
+    pub(crate) fn settings(&self) -> Vec<DescribedSetting> {
         let dynamic = self.dynamic.load();
         let o = &self.options;
-        let mut shown: Vec<Shown> = all_changeable()
+        let mut shown: Vec<DescribedSetting> = all_changeable()
             .filter_map(|setting| {
                 let name = setting.broker_name?;
                 let start = o.topic_defaults.get(setting.name);
                 let value = dynamic.get(name).or(start).map_or(setting.default, String::as_str);
-                Some(Shown {
+                Some(DescribedSetting {
                     name: name.to_owned(),
                     value: value.to_owned(),
                     kind: setting.kind,
@@ -172,7 +175,7 @@ impl Broker {
             ("transaction.state.log.replication.factor", factor, Kind::Int),
             ("transactional.id.expiration.ms", o.transactional_id_expiration_ms.to_string(), Kind::Int),
         ];
-        shown.extend(fixed.into_iter().map(|(name, value, kind)| Shown {
+        shown.extend(fixed.into_iter().map(|(name, value, kind)| DescribedSetting {
             name: name.to_owned(),
             value,
             kind,
@@ -186,7 +189,7 @@ impl Broker {
         shown
     }
 
-    /// Whether a broker resource of this name is this broker, or the default for all.
+    /// True if a broker resource name means this broker, or the cluster-wide default.
     pub(crate) fn is_me(&self, resource_name: &str) -> bool {
         resource_name.is_empty() || resource_name == self.options.node_id.to_string()
     }
@@ -197,7 +200,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_rate_is_a_number_below_the_largest() {
+    fn throttle_rate_below_the_maximum_is_a_limit() {
         let settings = |value: &str| Defaults::from([(LEADER_RATE.to_owned(), value.to_owned())]);
         let check = |value: &str, expected: Option<u64>| {
             assert_eq!(rate(&settings(value), LEADER_RATE), expected, "{value}");
@@ -209,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn rates_are_the_brokers_own_settings() {
+    fn throttle_rates_are_dynamic_broker_settings() {
         for name in [LEADER_RATE, FOLLOWER_RATE, "replica.alter.log.dirs.io.max.bytes.per.second"] {
             let setting = changeable(name).unwrap();
             assert!(setting.refuse("-1").is_some() && setting.refuse("5000000").is_none());

@@ -1,20 +1,20 @@
-//! The brokers of the cluster as this one knows them: who runs, and where clients reach them.
+//! The brokers of the cluster: which are live, and their advertised addresses.
 //!
-//! A view of the node and member records of the state repository. This broker is always in it, with the address it
-//! knows itself by: without any records it is alone.
+//! A view of the node and member records of the state repository. This broker is always included, with the address it
+//! knows of itself: without any records it is the whole cluster.
 
 use std::collections::BTreeMap;
 use std::sync::Mutex;
 
 use moim_base::BrokerId;
-use moim_cluster::Entry;
-use moim_cluster::nodes::{LiveMember, MEMBERS, MemberRecord, NODES, NodeOrder, NodeRecord, ORDERS, node_of};
+use moim_state::Entry;
+use moim_state::nodes::{LiveMember, MEMBERS, MemberRecord, NODES, NodeOrder, NodeRecord, ORDERS, node_of};
 use moim_replica::controller::Maker;
 use moim_replica::keys;
 
 use crate::loops::lock;
 
-/// A broker that runs.
+/// A live broker.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct LiveBroker {
     pub(crate) id: BrokerId,
@@ -24,25 +24,25 @@ pub(crate) struct LiveBroker {
 }
 
 #[derive(Default)]
-struct Known {
-    /// By node: what it says of itself.
+struct ClusterRecords {
+    /// Node records by node id.
     nodes: BTreeMap<i32, NodeRecord>,
-    /// By node: its present run.
+    /// Live members by node id.
     members: BTreeMap<i32, LiveMember>,
-    /// By node: what an operator wants of it.
+    /// Operator orders by node id.
     orders: BTreeMap<i32, NodeOrder>,
-    /// Who places and elects.
+    /// The node id of the controller.
     controller: Option<i32>,
 }
 
 /// All brokers.
 #[derive(Default)]
 pub(crate) struct Brokers {
-    known: Mutex<Known>,
+    known: Mutex<ClusterRecords>,
 }
 
 impl Brokers {
-    /// Takes in a record about nodes; false when the key is none of these.
+    /// Applies a node, member, order or controller record; false for any other key.
     pub(crate) fn on_put(&self, entry: &Entry) -> bool {
         let key = entry.key.as_str();
         if let Some(id) = node_of(key, NODES) {
@@ -50,7 +50,7 @@ impl Brokers {
                 Ok(record) => {
                     lock(&self.known).nodes.insert(id, record);
                 }
-                Err(error) => tracing::error!(node = id, %error, "the record of a node is passed over"),
+                Err(error) => tracing::error!(node = id, %error, "undecodable node record ignored"),
             }
         } else if let Some(id) = node_of(key, MEMBERS) {
             match MemberRecord::from_bytes(&entry.value) {
@@ -59,7 +59,7 @@ impl Brokers {
                     let live = LiveMember { record, broker_epoch: entry.create_revision };
                     lock(&self.known).members.insert(id, live);
                 }
-                Err(error) => tracing::error!(node = id, %error, "the mark of a node is passed over"),
+                Err(error) => tracing::error!(node = id, %error, "undecodable member record ignored"),
             }
         } else if let Some(id) = node_of(key, ORDERS) {
             let mut known = lock(&self.known);
@@ -77,7 +77,7 @@ impl Brokers {
         true
     }
 
-    /// A record is gone.
+    /// Applies the deletion of a record.
     pub(crate) fn on_delete(&self, key: &str) {
         let mut known = lock(&self.known);
         if let Some(id) = node_of(key, NODES) {
@@ -91,15 +91,15 @@ impl Brokers {
         }
     }
 
-    /// Starts over from a whole listing.
+    /// Replaces the view by a full listing.
     pub(crate) fn reset(&self, entries: &[Entry]) {
-        *lock(&self.known) = Known::default();
+        *lock(&self.known) = ClusterRecords::default();
         for entry in entries {
             self.on_put(entry);
         }
     }
 
-    /// Every broker that runs and serves the queue, by number; `me` among them whatever the records say.
+    /// All live brokers that serve the queue, by broker id; `me` is always included, whatever the records say.
     pub(crate) fn live(&self, me: LiveBroker) -> Vec<LiveBroker> {
         let known = lock(&self.known);
         let others = known.members.keys().filter(|id| **id != me.id.0).filter_map(|id| known.broker(*id));
@@ -109,19 +109,19 @@ impl Brokers {
         live
     }
 
-    /// Whether a node is known and serves the queue, running or not.
+    /// True if a node is registered and serves the queue, live or not.
     pub(crate) fn is_registered(&self, me: BrokerId, id: i32) -> bool {
         id == me.0 || lock(&self.known).broker(id).is_some()
     }
 
-    /// Another broker, if it runs.
+    /// Another broker, if it is live.
     pub(crate) fn other(&self, id: BrokerId) -> Option<LiveBroker> {
         let known = lock(&self.known);
         known.members.contains_key(&id.0).then(|| known.broker(id.0)).flatten()
     }
 
-    /// Places new partitions on the brokers that run. It has not counted what is there. `me` serves, though its record may
-    /// not say yet where.
+    /// A replica placement over the live brokers. It has not counted the existing partitions. `me` counts as serving,
+    /// even if its record does not have its address yet.
     pub(crate) fn maker(&self, me: BrokerId) -> Maker {
         let known = lock(&self.known);
         let serves = |node: &&NodeRecord| !node.kafka.is_empty() || node.node_id == me.0;
@@ -130,18 +130,18 @@ impl Brokers {
         Maker::new(&nodes, &members, &known.orders)
     }
 
-    /// The present run of a node, if it runs.
+    /// The current member record of a node, if it is live.
     pub(crate) fn member(&self, id: BrokerId) -> Option<LiveMember> {
         lock(&self.known).members.get(&id.0).cloned()
     }
 
-    /// The node whose controller places and elects, if it is known.
+    /// The node id of the controller, if known.
     pub(crate) fn controller(&self) -> Option<i32> {
         lock(&self.known).controller
     }
 }
 
-impl Known {
+impl ClusterRecords {
     fn broker(&self, id: i32) -> Option<LiveBroker> {
         let record = self.nodes.get(&id)?;
         let (host, port) = record.kafka.rsplit_once(':')?;
@@ -154,14 +154,14 @@ impl Known {
     }
 }
 
-/// Whether a node is among those that run.
+/// True if a node is among the live brokers.
 pub(crate) fn is_live(live: &[LiveBroker], node: i32) -> bool {
     live.iter().any(|broker| broker.id.0 == node)
 }
 
 #[cfg(test)]
 mod tests {
-    use moim_cluster::nodes::{MemberRecord, member_key, node_key};
+    use moim_state::nodes::{MemberRecord, member_key, node_key};
 
     use super::*;
 
@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn those_who_run_and_serve_are_listed_and_oneself_always() {
+    fn live_brokers_with_a_listener_and_this_broker_are_listed() {
         let brokers = Brokers::default();
         assert_eq!(brokers.live(me()), [me()]);
         for (id, kafka) in [(1, "one:9092"), (2, "wrong:1"), (3, ""), (4, "[::1]:7")] {
@@ -182,7 +182,7 @@ mod tests {
                 NodeRecord { node_id: id, kafka: kafka.into(), zone: "z".into(), ..NodeRecord::default() };
             assert!(brokers.on_put(&entry(node_key(id), node.to_bytes())));
         }
-        assert_eq!(brokers.live(me()), [me()], "a node that is known need not run");
+        assert_eq!(brokers.live(me()), [me()], "a registered node need not be live");
         let known = |id| brokers.is_registered(BrokerId(2), id);
         assert!(known(1) && known(2) && !known(3) && known(4) && !known(5));
         for id in [1, 3, 4] {
@@ -192,7 +192,7 @@ mod tests {
         assert_eq!(live.iter().map(|b| b.id.0).collect::<Vec<_>>(), [1, 2, 4], "3 has no listener");
         assert_eq!((live[2].host.as_str(), live[2].port), ("::1", 7));
         assert_eq!(brokers.member(BrokerId(1)).map(|member| member.broker_epoch), Some(5));
-        assert_eq!(brokers.maker(BrokerId(2)).nodes(), 2, "2 does not run, 3 has no listener");
+        assert_eq!(brokers.maker(BrokerId(2)).nodes(), 2, "2 is not live, 3 has no listener");
         brokers.on_delete(&member_key(1));
         assert_eq!(brokers.other(BrokerId(1)), None);
         assert!(!brokers.on_put(&entry("/moim/topics/t".into(), bytes::Bytes::new())));

@@ -1,22 +1,21 @@
-//! Key compaction: of every key only the newest record stays.
+//! Log compaction: only the newest record of each key is kept.
 //!
-//! Two passes. The first reads the part that was never compacted and remembers, for each key, the offset of
-//! its newest record; the second has the journal rewrite its sealed segments, keeping a record when no newer
-//! one of its key is known. Tombstones stay for `delete.retention.ms` after this broker first compacted them, so that a
-//! consumer that reads along sees them; the records of aborted transactions go.
+//! Two passes. The first reads the dirty part of the log and builds the offset map: for each key, the offset of its
+//! newest record. In the second the journal rewrites its sealed segments and keeps a record if the offset map has no
+//! newer one of its key. Tombstones are kept for `delete.retention.ms` after this broker first compacted them, so
+//! that a consumer that follows the log sees them; the records of aborted transactions are removed.
 //!
-//! A tombstone or a marker that is gone is gone for replicas too. A leader keeps it until every replica that fetches has
-//! it, and notes with the journal below which offset some are missing before the first of them goes
-//! ([`moim_journal::Cleaned`]); a replica that was away for longer is rebuilt. A follower removes only what its leader may
-//! have removed.
+//! A removed tombstone or transaction marker is lost for replicas too. A leader keeps it until every fetching replica
+//! has it, and records with the journal below which offset some are missing before it removes the first
+//! ([`moim_journal::Cleaned`]); a replica that was offline for longer is rebuilt. A follower removes only what its
+//! leader may have removed.
 //!
-//! A transaction's marker goes only in a round that meets none of its batches any more: without it the log
-//! would say, when it is read from the start, that the transaction never ended. With the marker goes the
-//! mention of the aborted transaction that readers are given, or they would take the producer's next
-//! transaction for the aborted one.
+//! A transaction marker is removed only in a round that finds none of its batches any more: without the marker, a
+//! replay from the log start would find a transaction that never ended. The entry in the aborted transaction index is
+//! removed with the marker, or readers would take the producer's next transaction for the aborted one.
 //!
-//! Limits: the map holds hashes of keys (128 bits each), so memory is bounded by [`MAX_KEYS`] and a larger
-//! dirty part is compacted in several rounds.
+//! Limits: the offset map holds key hashes (128 bits each), so memory is bounded by [`MAX_KEYS`], and a larger dirty
+//! part is compacted in several rounds.
 
 use std::hash::{BuildHasher, RandomState};
 use std::io;
@@ -30,58 +29,58 @@ use moim_wire_kafka::records::{self, BatchHeader};
 use crate::config::TopicConfig;
 use crate::partition::{MAX_DECOMPRESSED_BYTES, Partition};
 
-/// How many keys one round remembers: about 40 bytes each.
+/// Maximum number of keys of one round's offset map: about 40 bytes each.
 const MAX_KEYS: usize = 4_000_000;
 
-/// Why a round failed; the partition is as it was.
+/// A failed round; the partition is unchanged.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum CompactionError {
-    #[error("cannot read: {0}")]
+    #[error("log read failed: {0}")]
     Read(#[from] ReadError),
-    #[error("cannot rewrite: {0}")]
+    #[error("segment rewrite failed: {0}")]
     Rewrite(#[from] JournalError),
 }
 
-/// What a round did.
+/// The result of a round.
 #[derive(Debug, Default, Clone, Copy)]
 pub(crate) struct Compacted {
     pub(crate) keys: usize,
-    /// Compacted up to here; the next round begins there.
-    pub(crate) clean_until: i64,
+    /// The log is compacted up to this offset; the next round begins here.
+    pub(crate) first_dirty_offset: i64,
 }
 
-struct Newest {
+struct OffsetMap {
     hashers: (RandomState, RandomState),
     by_key: HashMap<u128, i64>,
 }
 
-impl Newest {
+impl OffsetMap {
     fn new() -> Self {
         Self { hashers: (RandomState::new(), RandomState::new()), by_key: HashMap::new() }
     }
 
-    /// Two independent hashes: with 64 bits alone, millions of keys would not be safe from a collision.
+    /// Two independent hashes: 64 bits alone would risk collisions with millions of keys.
     fn hash(&self, key: &[u8]) -> u128 {
         u128::from(self.hashers.0.hash_one(key)) << 64 | u128::from(self.hashers.1.hash_one(key))
     }
 }
 
-/// Compacts one partition. `clean_until` is where the last round ended.
+/// Compacts one partition. `first_dirty_offset` is where the last round ended.
 pub(crate) fn compact(
     partition: &Partition,
     config: &TopicConfig,
-    clean_until: i64,
+    first_dirty_offset: i64,
     now_ms: i64,
 ) -> Result<Option<Compacted>, CompactionError> {
-    let Some(dirty) = dirty_range(partition, config, clean_until, now_ms) else { return Ok(None) };
-    let mut newest = Newest::new();
+    let Some(dirty) = dirty_range(partition, config, first_dirty_offset, now_ms) else { return Ok(None) };
+    let mut offset_map = OffsetMap::new();
     let mut until = dirty.start;
     let aborted = aborted_producers(partition, dirty.end);
     let mut first_pass = |frame: &Frame, batch: &[u8]| {
-        if newest.by_key.len() >= MAX_KEYS {
+        if offset_map.by_key.len() >= MAX_KEYS {
             return false;
         }
-        remember(batch, &mut newest, &aborted);
+        index_batch(batch, &mut offset_map, &aborted);
         until = frame.last + 1;
         true
     };
@@ -89,32 +88,33 @@ pub(crate) fn compact(
     if until == dirty.start {
         return Ok(None);
     }
-    let keys = newest.by_key.len();
+    let keys = offset_map.by_key.len();
     let mut cleaned = partition.journal.cleaned();
     cleaned.note_round(until, now_ms);
     let removable = removable_below(partition, &cleaned, now_ms.saturating_sub(config.delete_retention_ms));
-    let mut second_pass = SecondPass { partition, newest, aborted, removable, cleaned, open: HashSet::new() };
+    let mut second_pass =
+        SecondPass { partition, offset_map, aborted, removable, cleaned, open: HashSet::new() };
     partition.journal.compact_by(until, &mut second_pass)?;
     partition.journal.note_cleaned(second_pass.cleaned).map_err(JournalError::Io)?;
-    Ok(Some(Compacted { keys, clean_until: until }))
+    Ok(Some(Compacted { keys, first_dirty_offset: until }))
 }
 
-/// The part of the log to be compacted now, if it is worth it.
+/// The dirty range to compact now, if its ratio or age justifies a round.
 fn dirty_range(
     partition: &Partition,
     config: &TopicConfig,
-    clean_until: i64,
+    first_dirty_offset: i64,
     now_ms: i64,
 ) -> Option<std::ops::Range<i64>> {
     let stable = partition.last_stable();
-    let (mut dirty_bytes, mut clean_bytes, mut end, mut oldest) = (0u64, 0u64, clean_until, i64::MAX);
+    let (mut dirty_bytes, mut clean_bytes, mut end, mut oldest) = (0u64, 0u64, first_dirty_offset, i64::MAX);
     for segment in partition.journal.segments() {
         let young = segment.max_timestamp_ms > now_ms.saturating_sub(config.min_compaction_lag_ms)
             && config.min_compaction_lag_ms > 0;
         if !segment.sealed || segment.end > stable || young {
             break;
         }
-        if segment.end <= clean_until {
+        if segment.end <= first_dirty_offset {
             clean_bytes += segment.bytes;
         } else {
             dirty_bytes += segment.bytes;
@@ -125,10 +125,11 @@ fn dirty_range(
     let overdue = now_ms.saturating_sub(oldest) > config.max_compaction_lag_ms;
     let ratio = dirty_bytes as f64 / (dirty_bytes + clean_bytes).max(1) as f64;
     let worth_it = dirty_bytes > 0 && (overdue || ratio >= config.min_cleanable_ratio);
-    worth_it.then(|| clean_until.max(partition.journal.start())..end)
+    worth_it.then(|| first_dirty_offset.max(partition.journal.start())..end)
 }
 
-/// Tombstones and markers below this offset may go: first compacted by `horizon_ms`, and no replica that fetches is behind.
+/// The offset below which tombstones and markers may be removed: first compacted by `horizon_ms`, and fetched by
+/// every fetching replica.
 fn removable_below(partition: &Partition, cleaned: &Cleaned, horizon_ms: i64) -> i64 {
     let expired = cleaned.compacted_by(horizon_ms);
     match partition.replicated() {
@@ -138,7 +139,7 @@ fn removable_below(partition: &Partition, cleaned: &Cleaned, horizon_ms: i64) ->
     }
 }
 
-/// The aborted transactions below `end`: producer and the range of offsets.
+/// The aborted transactions below `end`: producer and offset range.
 struct Aborted {
     ranges: Vec<(i64, i64, i64)>,
 }
@@ -158,30 +159,30 @@ fn aborted_producers(partition: &Partition, end: i64) -> Aborted {
     Aborted { ranges: ranges.iter().map(|a| (a.producer_id, a.first_offset, a.last_offset)).collect() }
 }
 
-fn remember(batch: &[u8], newest: &mut Newest, aborted: &Aborted) {
+fn index_batch(batch: &[u8], offset_map: &mut OffsetMap, aborted: &Aborted) {
     let Some(header) = BatchHeader::parse(batch) else { return };
     if header.is_control() || aborted.covers(&header) {
         return;
     }
     let _ = records::for_each_record(batch, MAX_DECOMPRESSED_BYTES, &mut |record| {
         if let Some(key) = record.key {
-            let hash = newest.hash(key);
-            newest.by_key.insert(hash, header.base_offset + i64::from(record.offset_delta));
+            let hash = offset_map.hash(key);
+            offset_map.by_key.insert(hash, header.base_offset + i64::from(record.offset_delta));
         }
         std::ops::ControlFlow::Continue(())
     });
 }
 
-/// Decides frame by frame, from the start of the log, what stays.
+/// The second pass: decides for each frame, from the log start, which records are kept.
 struct SecondPass<'a> {
     partition: &'a Partition,
-    newest: Newest,
+    offset_map: OffsetMap,
     aborted: Aborted,
-    /// Tombstones and markers below this offset go.
+    /// Tombstones and markers below this offset are removed.
     removable: i64,
-    /// What is on record of removals, and of this round.
+    /// The recorded removals, this round's included.
     cleaned: Cleaned,
-    /// Producers of which a batch was met since their last marker.
+    /// Producers with a batch since their last marker.
     open: HashSet<i64>,
 }
 
@@ -195,10 +196,10 @@ impl Compactor for SecondPass<'_> {
             self.open.insert(header.producer_id);
         }
         let aborted = self.aborted.covers(&header);
-        let (newest, removable, mut removed) = (&self.newest, self.removable, 0);
+        let (offset_map, removable, mut removed) = (&self.offset_map, self.removable, 0);
         let mut keep = |offset: i64, key: Option<&[u8]>, tombstone: bool| {
             let Some(key) = key else { return false };
-            let newer = newest.by_key.get(&newest.hash(key)).is_some_and(|at| *at > offset);
+            let newer = offset_map.by_key.get(&offset_map.hash(key)).is_some_and(|at| *at > offset);
             if aborted || newer {
                 return false;
             }
@@ -214,7 +215,7 @@ impl Compactor for SecondPass<'_> {
         match retained {
             Ok(Some(same)) if same.len() == frame.len() => Rewrite::Keep,
             Ok(Some(smaller)) => Rewrite::Replace(smaller),
-            // The last batch of a producer stays as an empty one: its sequence number must outlive its records.
+            // The last batch of a producer stays as an empty batch: its sequence number must outlive its records.
             Ok(None) => match self.is_last_of_producer(&header).then(|| records::empty_batch(frame)) {
                 Some(Ok(empty)) => Rewrite::Replace(empty),
                 _ => Rewrite::Drop,
@@ -223,7 +224,7 @@ impl Compactor for SecondPass<'_> {
         }
     }
 
-    /// What is about to be gone is on record first.
+    /// Records the removals before they happen.
     fn before_swap(&mut self, journal: &Journal) -> io::Result<()> {
         match self.cleaned.below > journal.cleaned_below() {
             true => journal.note_cleaned(self.cleaned.clone()),
@@ -238,7 +239,7 @@ impl SecondPass<'_> {
         if needed || header.last_offset() >= self.removable || self.is_last_of_producer(header) {
             return Rewrite::Keep;
         }
-        // Before the marker is gone: its records went in an earlier round.
+        // Before the marker is removed: its records were removed in an earlier round.
         self.partition.with_producers(|p| p.forget_aborted(header.last_offset()));
         self.cleaned.below = self.cleaned.below.max(header.last_offset() + 1);
         Rewrite::Drop
@@ -249,24 +250,25 @@ impl SecondPass<'_> {
     }
 }
 
-/// Where each partition's last round ended. Lost at a restart, which costs one round over all of it.
+/// Where each partition's last round ended. Lost at a restart, which costs one round over the whole log.
 #[derive(Default)]
 pub(crate) struct Progress {
-    clean_until: HashMap<(u128, i32), i64>,
+    first_dirty_offset: HashMap<(u128, i32), i64>,
 }
 
 impl Progress {
     pub(crate) fn of(&self, partition: &Partition) -> i64 {
-        let known = self.clean_until.get(&(partition.topic_id.0, partition.index)).copied().unwrap_or(0);
+        let known =
+            self.first_dirty_offset.get(&(partition.topic_id.0, partition.index)).copied().unwrap_or(0);
         known.max(partition.journal.start())
     }
 
-    pub(crate) fn note(&mut self, partition: &Partition, clean_until: i64) {
-        self.clean_until.insert((partition.topic_id.0, partition.index), clean_until);
+    pub(crate) fn note(&mut self, partition: &Partition, first_dirty_offset: i64) {
+        self.first_dirty_offset.insert((partition.topic_id.0, partition.index), first_dirty_offset);
     }
 
     pub(crate) fn keep_only(&mut self, topics: &HashSet<u128>) {
-        self.clean_until.retain(|(topic, _), _| topics.contains(topic));
+        self.first_dirty_offset.retain(|(topic, _), _| topics.contains(topic));
     }
 }
 

@@ -1,7 +1,7 @@
-//! News that must be dealt with later, on a task of its own.
+//! A queue of completions that a separate task handles.
 //!
-//! A write of a coordinator ends on whatever thread moves the high watermark, possibly under locks that the
-//! coordinator needs. So the end of a write is only noted here; the coordinator's task takes it from here.
+//! A coordinator's write completes on the thread that moves the high watermark, possibly under locks that the
+//! coordinator needs. So the completion is only queued here; the coordinator's task takes it from the queue.
 
 use std::sync::{Arc, Mutex};
 
@@ -9,7 +9,7 @@ use tokio::sync::Notify;
 
 use crate::loops::lock;
 
-/// A list of things that have happened.
+/// A queue of completions.
 pub(crate) struct Completions<T> {
     inner: Arc<Inner<T>>,
 }
@@ -37,12 +37,12 @@ impl<T> Completions<T> {
         self.inner.notify.notify_one();
     }
 
-    /// Everything noted so far.
+    /// All queued items.
     pub(crate) fn take_now(&self) -> Vec<T> {
         std::mem::take(&mut *lock(&self.inner.list))
     }
 
-    /// Everything noted so far; waits until there is something. Cancel-safe.
+    /// All queued items; waits until there is one. Cancel-safe.
     pub(crate) async fn take(&self) -> Vec<T> {
         loop {
             let list = self.take_now();

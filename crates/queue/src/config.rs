@@ -1,11 +1,11 @@
-//! Topic and broker settings: every name a client may ask for, its type, its default, what is legal.
+//! Topic and broker settings: the name, type, default and validation of every setting.
 //!
-//! [`TopicConfig`] is the parsed form the broker acts on; the text form is what is stored and shown.
-//! A name that is in the table but acts on nothing yet says so in docs/compatibility.md.
+//! [`TopicConfig`] is the parsed form that the broker acts on; the text form is stored and described. A setting that
+//! is accepted without effect is listed in docs/compatibility.md.
 
 use std::collections::BTreeMap;
 
-/// The type a client is told for a setting, in the protocol's numbers.
+/// The config type in DescribeConfigs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Kind {
     Boolean,
@@ -17,7 +17,7 @@ pub(crate) enum Kind {
 }
 
 impl Kind {
-    /// The number DescribeConfigs sends.
+    /// The type's number in DescribeConfigs.
     pub(crate) fn code(self) -> i8 {
         match self {
             Self::Boolean => 1,
@@ -35,7 +35,7 @@ pub(crate) struct Setting {
     pub(crate) name: &'static str,
     pub(crate) kind: Kind,
     pub(crate) default: &'static str,
-    /// The broker-wide setting a topic falls back to, if Kafka has one.
+    /// The broker-wide default of a topic setting, if Kafka has one.
     pub(crate) broker_name: Option<&'static str>,
     check: Check,
     pub(crate) doc: &'static str,
@@ -63,7 +63,7 @@ const fn setting(
 
 const MAX: &str = "9223372036854775807";
 
-/// Settings of brokers that can be changed at run time and that no topic has.
+/// Dynamic broker settings without a topic setting.
 pub(crate) static BROKER_SETTINGS: &[Setting] = &[
     setting(
         FOLLOWER_RATE,
@@ -91,14 +91,14 @@ pub(crate) static BROKER_SETTINGS: &[Setting] = &[
     ),
 ];
 
-/// How fast replicas that are being moved are filled, on the side of whoever sends.
+/// The reassignment throttle of the sending replica (leader).
 pub(crate) const LEADER_RATE: &str = "leader.replication.throttled.rate";
-/// Set and taken back by `kafka-reassign-partitions` together with the other two.
+/// Set and reverted by `kafka-reassign-partitions` together with the other two.
 const LOG_DIRS_RATE: &str = "replica.alter.log.dirs.io.max.bytes.per.second";
-/// The same on the side of whoever takes in.
+/// The reassignment throttle of the receiving replica (follower).
 pub(crate) const FOLLOWER_RATE: &str = "follower.replication.throttled.rate";
 
-/// Every topic setting, in alphabetical order.
+/// All topic settings, in alphabetical order.
 pub(crate) static TOPIC_SETTINGS: &[Setting] = &[
     setting(
         "cleanup.policy",
@@ -335,7 +335,7 @@ pub(crate) static TOPIC_SETTINGS: &[Setting] = &[
 ];
 
 impl Setting {
-    /// Says why `value` is not legal, or nothing.
+    /// Returns the validation error of `value`, if it is invalid.
     pub(crate) fn refuse(&self, value: &str) -> Option<String> {
         let number = || value.trim().parse::<i64>().ok();
         let wrong =
@@ -366,7 +366,7 @@ impl Setting {
                     names.join(", ")
                 )
             }),
-            // An empty list is one: neither deleted nor compacted.
+            // The empty list is valid: no deletion and no compaction.
             (Check::ListOf(_), _) if value.trim().is_empty() => None,
             (Check::ListOf(names), _) => {
                 let bad = value.split(',').map(str::trim).find(|v| !names.contains(v));
@@ -387,7 +387,7 @@ pub(crate) fn topic_setting(name: &str) -> Option<&'static Setting> {
     TOPIC_SETTINGS.iter().find(|s| s.name == name)
 }
 
-/// Says why these settings are not legal for a topic, or nothing.
+/// Returns the first validation error of these topic settings, if any.
 pub(crate) fn refuse(settings: &BTreeMap<String, String>) -> Option<String> {
     settings.iter().find_map(|(name, value)| match topic_setting(name) {
         None => Some(format!("Unknown topic config name: {name}")),
@@ -395,10 +395,10 @@ pub(crate) fn refuse(settings: &BTreeMap<String, String>) -> Option<String> {
     })
 }
 
-/// What the broker falls back to where a topic says nothing.
+/// Broker defaults of topic settings.
 pub type Defaults = BTreeMap<String, String>;
 
-/// A topic's settings, parsed.
+/// A topic's parsed settings.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct TopicConfig {
     pub(crate) compact: bool,
@@ -421,7 +421,7 @@ pub(crate) struct TopicConfig {
 }
 
 impl TopicConfig {
-    /// Reads the effective settings: the topic's own over the broker's defaults over the table's.
+    /// Parses the effective settings: topic override, then broker default, then built-in default.
     pub(crate) fn new(own: &BTreeMap<String, String>, defaults: &Defaults) -> Self {
         let text = |name: &str| effective(name, own, defaults);
         let long = |name: &str| text(name).trim().parse::<i64>().unwrap_or(i64::MAX);
@@ -453,7 +453,7 @@ impl TopicConfig {
     }
 }
 
-/// The text a setting has for a topic.
+/// The effective value of a topic setting.
 pub(crate) fn effective<'a>(
     name: &str,
     own: &'a BTreeMap<String, String>,
@@ -466,7 +466,7 @@ pub(crate) fn effective<'a>(
         .unwrap_or("")
 }
 
-/// The same, unless nobody set it.
+/// The value of a setting that is set explicitly, on the topic or the broker.
 pub(crate) fn explicit<'a>(
     name: &str,
     own: &'a BTreeMap<String, String>,
@@ -475,7 +475,7 @@ pub(crate) fn explicit<'a>(
     own.get(name).or_else(|| defaults.get(name)).map(String::as_str)
 }
 
-/// Where a topic's setting comes from, in the protocol's numbers.
+/// The config source of a topic setting, as a DescribeConfigs number.
 pub(crate) fn source(name: &str, own: &BTreeMap<String, String>, defaults: &Defaults) -> i8 {
     if own.contains_key(name) {
         1
@@ -495,7 +495,7 @@ mod tests {
     }
 
     #[test]
-    fn every_default_is_legal() {
+    fn every_default_is_valid() {
         for setting in TOPIC_SETTINGS {
             assert_eq!(setting.refuse(setting.default), None, "{}", setting.name);
         }
@@ -503,7 +503,7 @@ mod tests {
     }
 
     #[test]
-    fn illegal_values_are_refused() {
+    fn invalid_values_are_rejected() {
         for (name, value) in [
             ("retention.ms", "soon"),
             ("retention.ms", "-2"),
@@ -519,7 +519,7 @@ mod tests {
     }
 
     #[test]
-    fn the_topic_beats_the_broker_and_the_broker_beats_the_table() {
+    fn topic_override_precedes_broker_default_and_built_in_default() {
         let defaults = own(&[("retention.ms", "5"), ("segment.bytes", "100")]);
         let config = TopicConfig::new(
             &own(&[("retention.ms", "7"), ("cleanup.policy", "compact, delete")]),
@@ -531,9 +531,9 @@ mod tests {
         );
         assert!(config.compact && config.delete);
         let none = own(&[("cleanup.policy", "")]);
-        assert_eq!(refuse(&none), None, "an empty list is legal");
+        assert_eq!(refuse(&none), None, "an empty list is valid");
         let config = TopicConfig::new(&none, &defaults);
-        assert!(!config.compact && !config.delete, "and keeps everything");
+        assert!(!config.compact && !config.delete, "and disables deletion and compaction");
         assert_eq!(config.retention_bytes, None);
     }
 }

@@ -1,14 +1,15 @@
-//! One client connection: reads frames, has them handled in order, answers in order.
+//! One client connection: reads frames, has requests handled in order, sends responses in order.
 //!
-//! A connection is one task on one event loop. Requests are handled as they arrive, also while earlier
-//! ones wait (for the disk, for data, for a group); answers leave in the order of the requests, as the
-//! protocol demands.
+//! A connection is one task on one event loop. Requests are handled as they arrive, even while earlier ones wait (for
+//! the disk, for data, for a group). Responses leave in request order, as the protocol demands: the response queue
+//! holds one entry per open request.
 //!
-//! Bounds: a frame is at most `max_request_bytes`, and memory for it is taken from the budget as its bytes arrive; at most
-//! [`MAX_IN_FLIGHT`] requests are open; the records of a response are taken from the budget until they are sent. A client
-//! that does not read its answers is not read from either, and is cut off when it has not read anything for as long as a
-//! connection may be idle; or for [`STUCK`], while others wait for the memory. A large frame waits while memory for requests is
-//! spent; a client that is slow to send the rest of one is cut off, too, while others wait for that memory.
+//! Limits: a frame has at most `max_request_bytes`, and its memory is taken from the budget as its bytes arrive; at
+//! most [`MAX_IN_FLIGHT`] requests are open; the records of a response are charged to the budget until they are sent.
+//! A client that does not read its responses is not read from either, and is disconnected when it has read nothing
+//! for the idle timeout, or for [`STUCK`] while other clients wait for the memory. A large frame waits while request
+//! memory is exhausted; a client that is slow to send the rest of one is disconnected too, while other clients wait
+//! for that memory.
 
 use std::cell::Cell;
 use std::collections::VecDeque;
@@ -25,75 +26,75 @@ use tokio::time::{Instant, Sleep};
 use moim_wire_kafka::messages::ProduceResponse;
 use moim_wire_kafka::{ApiKey, Decoder, Message, RequestHeader};
 
+use crate::async_response::{AsyncOutcome, AsyncResponse};
 use crate::broker::Broker;
 use crate::dispatch;
-use crate::handlers::fetch::PendingFetch;
-use crate::handlers::produce::{Deferred, Settled};
+use crate::handlers::fetch::DelayedFetch;
+use crate::handlers::produce::{OffLoopAppend, ProduceOutcome};
 use crate::handlers::sasl_authenticate;
-use crate::later::{Answer, Later};
 use crate::loops::Wake;
-use crate::partition::PendingAcks;
-use crate::reply::{Call, Flushed, Writer};
+use crate::partition::DelayedProduce;
+use crate::response_writer::{Call, Flushed, ResponseWriter};
 use crate::sasl::{Auth, UNKNOWN_MAX_FRAME};
 use moim_base::socket::Socket;
 use moim_base::task::Shutdown;
 use moim_base::{ConnectionBudget, Exhausted, Permit};
 
-/// The smallest request: a header without a client id.
+/// Minimum request size: a header without a client id.
 const MIN_FRAME: usize = 8;
-/// How many requests of one connection may be open at a time.
+/// Maximum number of open requests of one connection.
 const MAX_IN_FLIGHT: usize = 256;
-/// How many bytes of answers may wait for the client before its requests do.
+/// Maximum number of unsent response bytes before requests of the client wait.
 const MAX_UNSENT: usize = 4 << 20;
-/// What a read asks for when nothing is known of the next frame.
+/// Read size if nothing is known of the next frame.
 const READ_BYTES: usize = 16 << 10;
-/// What a read asks for while the client keeps filling what it asks for.
+/// Read size while the client keeps filling its reads.
 const BUSY_READ_BYTES: usize = 64 << 10;
-/// At most this much memory is reserved ahead of the bytes that have arrived.
+/// Maximum reservation ahead of the bytes that have arrived.
 const RESERVE_BYTES: usize = 2 << 20;
-/// Buffers up to this size are not counted against the memory for requests.
+/// Buffers up to this size are not charged to the request memory.
 const UNCOUNTED_BYTES: usize = 128 << 10;
 
-/// How long a connection may keep its event loop before the others have their turn.
+/// Time slice of a connection before other connections of the loop get their turn.
 const TURN: Duration = Duration::from_millis(2);
 
-/// How long a client that holds records of responses may read nothing while memory for responses is short.
+/// Maximum time without a read by a client that holds response memory while response memory is short.
 const STUCK: Duration = Duration::from_secs(5);
-/// What a client must send of a large frame every [`STUCK`] while memory for requests is short.
+/// Bytes of a large frame that a client must send every [`STUCK`] while request memory is short.
 const SLOW_BYTES: usize = 1 << 20;
-/// How often that is looked at.
-const STUCK_LOOK: Duration = Duration::from_secs(1);
+/// Interval of the checks for stuck and slow clients.
+const STUCK_CHECK: Duration = Duration::from_secs(1);
 
-/// Records of responses that a connection may hold, unless one batch is larger.
+/// Maximum record bytes in unsent responses of a connection, unless one batch is larger.
 const UNSENT_RECORDS: usize = 16 << 20;
 
-/// How long a connection waits when there is no memory for requests.
-const STARVED: Duration = Duration::from_millis(5);
+/// Retry interval while request memory is exhausted.
+const MEMORY_RETRY: Duration = Duration::from_millis(5);
 
 thread_local! {
-    /// A buffer that no connection of this loop has data in.
+    /// A spare buffer of this loop; no connection has data in it.
     static SPARE: Cell<BytesMut> = Cell::default();
 }
 
-/// A request whose answer is not written yet.
-pub(crate) enum Slot {
-    /// Encoded, waits for its turn.
+/// An entry of the response queue: a request whose response is not written yet.
+pub(crate) enum QueuedResponse {
+    /// The response is encoded and waits for its turn.
     Ready(Bytes),
-    /// Its batches are being appended off the loop.
-    Appending(Arc<Deferred>),
-    /// Waits for the journal.
+    /// The batches are being appended off the loop.
+    Appending(Arc<OffLoopAppend>),
+    /// A produce that waits for its acknowledgements.
     Produce(Box<PendingProduce>),
-    /// Waits for data.
-    Fetch(Box<PendingFetch>),
-    /// Another task makes the answer.
-    Later(Arc<Later>),
+    /// A delayed fetch that waits for data.
+    Fetch(Box<DelayedFetch>),
+    /// Another task computes the response.
+    Async(Arc<AsyncResponse>),
 }
 
 /// A produce that was appended and is not committed yet.
 pub(crate) struct PendingProduce {
     pub(crate) call: Call,
     pub(crate) response: ProduceResponse,
-    pub(crate) acks: Arc<PendingAcks>,
+    pub(crate) acks: Arc<DelayedProduce>,
     pub(crate) deadline: Instant,
 }
 
@@ -109,59 +110,61 @@ pub(crate) struct Connection {
     pub(crate) broker: Arc<Broker>,
     pub(crate) wake: Arc<Wake>,
     pub(crate) peer: std::net::SocketAddr,
-    /// Who the client is.
+    /// The authentication state.
     pub(crate) auth: Auth,
-    /// What ApiVersions has said of the client's program.
+    /// The client software name and version from ApiVersions.
     pub(crate) software: Option<(String, String)>,
     socket: Box<dyn Socket>,
     input: BytesMut,
-    /// What the next read asks for.
+    /// Size of the next read.
     read_bytes: usize,
-    /// For the frame being read.
+    /// Memory permit of the frame being read.
     charged: Option<Permit>,
-    /// When it was last looked at whether the client is slow with it, and what had arrived by then.
-    slow_look: (Instant, usize),
-    /// For the request being handled, until a handler takes it along.
-    held: Option<Permit>,
-    /// For the records of responses.
+    /// Time of the last slow-client check, and the input size at that time.
+    slow_checked: (Instant, usize),
+    /// Memory permit of the request being handled, until a handler takes it over.
+    request_permit: Option<Permit>,
+    /// Budget of the records in responses.
     responses: ConnectionBudget,
-    /// Encoded answers that wait behind others.
+    /// Encoded responses that wait behind others.
     ready_bytes: usize,
-    /// When the client last took something of what is to be sent.
+    /// Time of the last bytes that the client took.
     last_sent: Instant,
-    /// When it was last looked at whether it is stuck.
-    stuck_look: Instant,
-    /// The next frame has to wait, for memory or for the disk; looked at again at this moment.
-    starved: Option<Instant>,
-    slots: VecDeque<Slot>,
-    /// The request that is being handled, for a handler that wants to know it again.
-    question: Bytes,
-    /// The last fetch, answered with nothing; the same question goes on with it.
-    repeat: Option<Box<PendingFetch>>,
-    /// Set while a request is appended off the loop: the next one must not overtake it.
-    appending: Option<Arc<Deferred>>,
-    /// Set while a request changes what later ones may ask about: they wait until it has ended.
-    changing: Option<Arc<Later>>,
-    out: Writer,
-    /// Set while a range of a file is brought into memory; true when it is there.
+    /// Time of the last stuck-client check.
+    stuck_checked_at: Instant,
+    /// Set if the next frame has to wait for memory or for the disk: time of the next attempt.
+    retry_at: Option<Instant>,
+    response_queue: VecDeque<QueuedResponse>,
+    /// The frame of the request being handled, for a fetch that may be resumed.
+    request_frame: Bytes,
+    /// The last fetch, after an empty response; a request with the same bytes resumes it.
+    idle_fetch: Option<Box<DelayedFetch>>,
+    /// Set while a request is appended off the loop: the next request must not overtake it.
+    appending: Option<Arc<OffLoopAppend>>,
+    /// Set while a request changes state that later requests may read: they wait until it has completed.
+    mutating: Option<Arc<AsyncResponse>>,
+    out: ResponseWriter,
+    /// Set while a file range is read into the page cache; true when it is there.
     warming: Option<Arc<AtomicBool>>,
     sleep: Pin<Box<Sleep>>,
-    /// When this turn began, or its last request was done: the clock is read once for both.
+    /// Start of this turn, or completion of its last request: the clock is read once for both.
     pub(crate) now: Instant,
     last_active: Instant,
-    /// The node was out of touch with the cluster when this was last looked at: the client is told which versions are
-    /// spoken, so that it takes what follows for a broker that went away and not for one it cannot talk to, and nothing else.
+    /// True if the node had no contact with the cluster at the last check. The client then gets ApiVersions and
+    /// nothing else, so that it sees an unavailable broker and not an incompatible one.
     isolated: bool,
-    /// Whether the client has asked for anything but versions: one that has not may still learn them from an isolated node.
-    pub(crate) has_asked: bool,
-    /// Somebody had news since the waiting requests were last looked at.
+    /// True if the client has sent a request other than ApiVersions: before that it may still get them from an
+    /// isolated node.
+    pub(crate) has_requested: bool,
+    /// True if the connection was woken since the waiting requests were last polled.
     woken: bool,
     closing: bool,
-    /// The broker stops: what waits for others is given up, what waits for the disk is not.
+    /// True if the broker stops: requests that wait for other clients are abandoned, those that wait for the disk are
+    /// not.
     draining: bool,
 }
 
-/// Serves one client until it goes, misbehaves, or the broker stops.
+/// Serves one client until it disconnects, violates the protocol, or the broker stops.
 pub(crate) async fn serve(
     broker: Arc<Broker>,
     socket: Box<dyn Socket>,
@@ -180,25 +183,25 @@ pub(crate) async fn serve(
         input: BytesMut::new(),
         read_bytes: READ_BYTES,
         charged: None,
-        slow_look: (now, 0),
-        held: None,
+        slow_checked: (now, 0),
+        request_permit: None,
         responses: broker.responses.connection(UNSENT_RECORDS.max(broker.options.max_request_bytes)),
         ready_bytes: 0,
         last_sent: now,
-        stuck_look: now,
-        starved: None,
-        slots: VecDeque::new(),
-        question: Bytes::new(),
-        repeat: None,
+        stuck_checked_at: now,
+        retry_at: None,
+        response_queue: VecDeque::new(),
+        request_frame: Bytes::new(),
+        idle_fetch: None,
         appending: None,
-        changing: None,
-        out: Writer::default(),
+        mutating: None,
+        out: ResponseWriter::default(),
         warming: None,
         sleep: Box::pin(tokio::time::sleep_until(now + idle)),
         now,
         last_active: now,
         isolated: false,
-        has_asked: false,
+        has_requested: false,
         woken: false,
         closing: false,
         draining: false,
@@ -207,13 +210,13 @@ pub(crate) async fn serve(
         && !is_ordinary(&error)
     {
         broker.metrics.bad_connections.inc();
-        if let Some(left_out) = broker.log_budget.take(Instant::now()) {
-            tracing::warn!(%peer, %error, left_out, "closing a connection");
+        if let Some(suppressed) = broker.log_rate_limit.take(Instant::now()) {
+            tracing::warn!(%peer, %error, suppressed, "connection closed");
         }
     }
-    connection.forget_repeat();
-    for slot in &mut connection.slots {
-        if let Slot::Fetch(fetch) = slot {
+    connection.drop_idle_fetch();
+    for queued in &mut connection.response_queue {
+        if let QueuedResponse::Fetch(fetch) = queued {
             fetch.forget(&connection.wake);
         }
     }
@@ -227,31 +230,35 @@ fn is_ordinary(error: &io::Error) -> bool {
 impl Connection {
     async fn run(&mut self) -> io::Result<()> {
         loop {
-            let spell = self.broker.spell();
-            self.isolated = spell.is_stopped();
-            if !self.run_during(&spell).await? {
+            let cluster_contact = self.broker.cluster_contact();
+            self.isolated = cluster_contact.is_stopped();
+            if !self.run_during(&cluster_contact).await? {
                 return Ok(());
             }
         }
     }
 
-    /// Serves the client while the node is in touch with the cluster, or as long as it is not. Answers whether to go on
-    /// after that has changed.
-    async fn run_during(&mut self, spell: &Shutdown) -> io::Result<bool> {
+    /// Serves the client until the node's cluster contact changes. Returns true if the connection continues after
+    /// that.
+    async fn run_during(&mut self, cluster_contact: &Shutdown) -> io::Result<bool> {
         let shutdown = self.broker.shutdown.clone();
         let mut stopped = pin!(shutdown.stopped());
-        let mut ended = pin!(spell.stopped());
+        let mut ended = pin!(cluster_contact.stopped());
         let was_isolated = self.isolated;
-        // Whom the stop wakes; asked for once, because every wait of a task has the same waker.
-        let mut told: Option<Waker> = None;
+        // The waker that the shutdown wakes; registered once, because every wait of a task has the same waker.
+        let mut stop_waker: Option<Waker> = None;
         loop {
-            // Looked at here too: for a client that never pauses there is always an event before the stop.
+            // Checked here too: a client that never pauses always has an event before the shutdown.
             if !self.draining && shutdown.is_stopped() {
                 self.drain();
             }
-            if spell.is_stopped() && !was_isolated {
-                // Closed in the middle of the negotiation, some clients give the whole cluster up.
-                return if self.has_asked { Err(io::ErrorKind::ConnectionAborted.into()) } else { Ok(true) };
+            if cluster_contact.is_stopped() && !was_isolated {
+                // Some clients give up the whole cluster if they are disconnected during the version negotiation.
+                return if self.has_requested {
+                    Err(io::ErrorKind::ConnectionAborted.into())
+                } else {
+                    Ok(true)
+                };
             }
             let more = self.turn()?;
             if self.isolated != was_isolated {
@@ -262,16 +269,16 @@ impl Connection {
                 self.now = Instant::now();
                 continue;
             }
-            if self.closing && self.slots.is_empty() && self.out.is_empty() {
+            if self.closing && self.response_queue.is_empty() && self.out.is_empty() {
                 return Ok(false);
             }
             let event = std::future::poll_fn(|cx| {
-                let ends = spell.is_stopped() && !was_isolated;
+                let ends = cluster_contact.is_stopped() && !was_isolated;
                 if ends || !self.draining && shutdown.is_stopped() {
                     return Poll::Ready(Ok(Event::Woken));
                 }
-                if !told.as_ref().is_some_and(|known| known.will_wake(cx.waker())) {
-                    told = Some(cx.waker().clone());
+                if !stop_waker.as_ref().is_some_and(|known| known.will_wake(cx.waker())) {
+                    stop_waker = Some(cx.waker().clone());
                     if !was_isolated && ended.as_mut().poll(cx).is_ready() {
                         return Poll::Ready(Ok(Event::Woken));
                     }
@@ -290,17 +297,17 @@ impl Connection {
                     }
                     return Err(io::Error::new(
                         io::ErrorKind::InvalidData,
-                        "the client left in the middle of a frame",
+                        "client disconnected within a frame",
                     ));
                 }
                 Event::Read(_) => self.last_active = self.now,
                 Event::Timer if self.is_idle() => return Ok(false),
                 Event::Timer if self.is_stuck() => {
-                    let why = "the client does not read its responses, and memory for them is short";
+                    let why = "client does not read its responses while response memory is short";
                     return Err(io::Error::new(io::ErrorKind::TimedOut, why));
                 }
                 Event::Timer if self.is_slow() => {
-                    let why = "the client does not finish a large request, and memory for requests is short";
+                    let why = "client does not complete a large request while request memory is short";
                     return Err(io::Error::new(io::ErrorKind::TimedOut, why));
                 }
                 Event::Woken => self.woken = true,
@@ -309,23 +316,23 @@ impl Connection {
         }
     }
 
-    /// The broker stops: fetches are answered with what there is, produces once they are committed.
+    /// The broker stops: fetches are answered with the available data, produces once they are committed.
     fn drain(&mut self) {
         self.closing = true;
         self.draining = true;
-        for slot in &mut self.slots {
-            if let Slot::Fetch(fetch) = slot {
+        for queued in &mut self.response_queue {
+            if let QueuedResponse::Fetch(fetch) = queued {
                 fetch.deadline = self.now;
             }
         }
     }
 
-    /// Does what can be done without waiting, for about as long as [`TURN`]. Gives whether there may be more
-    /// to do: a client that sends costly requests without a pause must not keep the loop from the others.
+    /// Does the work that needs no wait, for about [`TURN`]. Returns true if there may be more: a client that sends
+    /// costly requests without a pause must not keep the loop from other connections.
     fn turn(&mut self) -> io::Result<bool> {
         let end = self.now + TURN;
         loop {
-            if self.settle(end)? {
+            if self.drain_response_queue(end)? {
                 self.flush()?;
                 return Ok(true);
             }
@@ -338,27 +345,28 @@ impl Connection {
                 }
                 self.now = Instant::now();
                 if self.now >= end {
-                    self.settle(end)?;
+                    self.drain_response_queue(end)?;
                     self.flush()?;
                     return Ok(true);
                 }
             }
             let held_up = !self.can_take();
-            let more = self.settle(end)?;
+            let more = self.drain_response_queue(end)?;
             let congested = self.is_congested();
             self.flush()?;
             if more {
                 return Ok(true);
             }
-            // Requests that are here already and could not be taken go on now: no event will come for them.
-            let room = held_up && self.can_take() || congested && !self.is_congested();
-            if !room {
+            // Requests that are already in the input buffer and were blocked continue now: no event will come for
+            // them.
+            let unblocked = held_up && self.can_take() || congested && !self.is_congested();
+            if !unblocked {
                 return Ok(false);
             }
         }
     }
 
-    /// Sends what can be sent; a range of a file that is not in memory is read on another thread first.
+    /// Sends until the socket is full; a file range that is not in the page cache is read on another thread first.
     fn flush(&mut self) -> io::Result<()> {
         if let Some(warming) = &self.warming {
             if !warming.load(Ordering::Acquire) {
@@ -380,7 +388,7 @@ impl Connection {
             self.warming = Some(Arc::clone(&done));
             let (broker, wake) = (Arc::clone(&self.broker), Arc::clone(&self.wake));
             tokio::task::spawn_blocking(move || {
-                // An error shows again when the range is sent.
+                // A read error occurs again when the range is sent.
                 let _ = range.read();
                 done.store(true, Ordering::Release);
                 broker.loops.wake_one(&wake);
@@ -392,59 +400,59 @@ impl Connection {
     fn can_take(&self) -> bool {
         !self.closing
             && self.appending.is_none()
-            && self.changing.is_none()
-            && self.slots.len() < MAX_IN_FLIGHT
+            && self.mutating.is_none()
+            && self.response_queue.len() < MAX_IN_FLIGHT
             && self.ready_bytes < MAX_UNSENT
             && !self.is_congested()
     }
 
-    /// Whether the client neither asks for anything nor reads what it asked for.
+    /// True if the client neither sends requests nor reads responses.
     fn is_idle(&self) -> bool {
-        (self.slots.is_empty() || self.is_congested()) && self.now >= self.idle_at()
+        (self.response_queue.is_empty() || self.is_congested()) && self.now >= self.idle_at()
     }
 
     fn idle_at(&self) -> Instant {
         self.last_active + Duration::from_millis(self.broker.options.idle_connection_ms)
     }
 
-    /// Whether the client must read before anything else is done for it.
+    /// True if the client must read before more requests are handled.
     fn is_congested(&self) -> bool {
         self.out.len() >= MAX_UNSENT
     }
 
-    /// Whether the client holds records of responses that it does not read, while others may wait for the memory.
+    /// True if the client holds response memory without reading while other clients may wait for it.
     fn is_stuck(&mut self) -> bool {
         if self.now < self.stuck_at() || !self.out.holds_records() {
             return false;
         }
-        self.stuck_look = self.now;
+        self.stuck_checked_at = self.now;
         let responses = &self.broker.responses;
         self.now >= self.last_sent + STUCK && responses.used() > responses.limit() / 2
     }
 
     fn stuck_at(&self) -> Instant {
-        (self.last_sent + STUCK).max(self.stuck_look + STUCK_LOOK)
+        (self.last_sent + STUCK).max(self.stuck_checked_at + STUCK_CHECK)
     }
 
-    /// Whether the client is slow with a large frame, while others may wait for the memory. A frame that itself waits for memory
-    /// counts as slow, too: those that wait hold what the others wait for.
+    /// True if the client is slow to send a large frame while other clients may wait for the memory. A frame that
+    /// itself waits for memory counts as slow too, because it holds memory that other frames wait for.
     fn is_slow(&mut self) -> bool {
         if self.charged.is_none() || self.now < self.slow_at() {
             return false;
         }
-        let received = self.input.len().saturating_sub(self.slow_look.1);
-        self.slow_look = (self.now, self.input.len());
+        let received = self.input.len().saturating_sub(self.slow_checked.1);
+        self.slow_checked = (self.now, self.input.len());
         let requests = &self.broker.requests;
         received < SLOW_BYTES && requests.used() >= requests.limit() / 2
     }
 
     fn slow_at(&self) -> Instant {
-        self.slow_look.0 + STUCK
+        self.slow_checked.0 + STUCK
     }
 
-    /// Takes a whole frame off the input, if there is one.
+    /// Takes a complete frame from the input buffer, if there is one.
     fn next_frame(&mut self) -> io::Result<Option<Bytes>> {
-        self.starved = None;
+        self.retry_at = None;
         if self.input.len() < 4 {
             return Ok(None);
         }
@@ -460,53 +468,53 @@ impl Connection {
         let size = usize::try_from(size).ok().filter(|s| (min..=max).contains(s)).ok_or_else(|| {
             io::Error::new(
                 io::ErrorKind::InvalidData,
-                format!("a frame of {size} bytes ({min} to {max} are allowed)"),
+                format!("frame size {size} out of range ({min} to {max} bytes)"),
             )
         })?;
         if self.input.len() < 4 + size {
-            self.make_room(4 + size)?;
+            self.reserve_input(4 + size)?;
             return Ok(None);
         }
         let produces = size >= MIN_FRAME && self.input[4..6] == (ApiKey::Produce as i16).to_be_bytes();
         if produces && self.broker.store.is_behind() {
-            // The disk does not keep up: the request waits here, in order, instead of being refused.
-            self.starved = Some(self.now + STARVED);
+            // The disk falls behind: the request waits here, in order, instead of being rejected.
+            self.retry_at = Some(self.now + MEMORY_RETRY);
             return Ok(None);
         }
-        self.held = self.charged.take();
+        self.request_permit = self.charged.take();
         self.input.advance(4);
         Ok(Some(self.input.split_to(size).freeze()))
     }
 
-    /// Reserves for a frame of `total` bytes, but never far ahead of what has arrived. Small frames always
-    /// have room, so that those who send large ones slowly cannot keep everybody else from being served.
-    fn make_room(&mut self, total: usize) -> io::Result<()> {
+    /// Reserves input memory for a frame of `total` bytes, but never far ahead of the bytes that have arrived. Small
+    /// frames always get memory, so that clients that send large frames slowly cannot starve the others.
+    fn reserve_input(&mut self, total: usize) -> io::Result<()> {
         let requests = &self.broker.requests;
-        // Half of it is for frames that are not begun yet: who has begun may finish.
+        // Half of the layer is for frames that have not begun: a frame that has begun may complete.
         if total > UNCOUNTED_BYTES && self.charged.is_none() && requests.used() >= requests.limit() / 2 {
-            self.starved = Some(self.now + STARVED);
+            self.retry_at = Some(self.now + MEMORY_RETRY);
             return Ok(());
         }
         if total > requests.limit() {
             return Err(io::Error::new(io::ErrorKind::OutOfMemory, Exhausted::TooLarge));
         }
         let missing = (total - self.input.len()).min(RESERVE_BYTES);
-        let (room, charged) = (self.input.capacity(), self.charged.as_ref().map_or(0, Permit::bytes));
-        let fits = room - self.input.len() >= missing;
-        // A buffer that grows doubles at least.
-        let wanted = if fits { room } else { (2 * room).max(self.input.len() + missing) };
+        let (available, charged) = (self.input.capacity(), self.charged.as_ref().map_or(0, Permit::bytes));
+        let fits = available - self.input.len() >= missing;
+        // A growing buffer at least doubles.
+        let wanted = if fits { available } else { (2 * available).max(self.input.len() + missing) };
         if wanted > UNCOUNTED_BYTES && wanted > charged {
             let taken = match &mut self.charged {
                 Some(permit) => permit.grow(wanted - charged),
                 none => requests.try_take(wanted).map(|permit| *none = Some(permit)),
             };
             if taken.is_err() {
-                // It waits with what it has; a client that makes others wait as well is cut off.
-                self.starved = Some(self.now + STARVED);
+                // The frame waits with the memory it has; a client that makes other clients wait too is disconnected.
+                self.retry_at = Some(self.now + MEMORY_RETRY);
                 return Ok(());
             }
             if charged == 0 {
-                self.slow_look = (self.now, self.input.len());
+                self.slow_checked = (self.now, self.input.len());
             }
         }
         if !fits {
@@ -517,134 +525,142 @@ impl Connection {
 
     fn handle(&mut self, frame: Bytes) -> io::Result<()> {
         if self.auth == (Auth::Chosen { raw: true }) {
-            // After a handshake of version 0 the token has no request around it, and neither has the answer.
+            // After a handshake of version 0 the token and its response have no request framing.
             if !sasl_authenticate::token(self, &frame) {
-                return Err(io::Error::new(io::ErrorKind::PermissionDenied, "wrong user name or password"));
+                return Err(io::Error::new(
+                    io::ErrorKind::PermissionDenied,
+                    "authentication failed: wrong user name or password",
+                ));
             }
             self.out.push_encoded(Bytes::from_static(&[0; 4]));
             return Ok(());
         }
-        if self.goes_on(&frame) {
+        if self.maybe_resume_fetch(&frame) {
             return Ok(());
         }
-        self.question = frame.clone();
+        self.request_frame = frame.clone();
         let mut decoder = Decoder::new(frame);
         let header = RequestHeader::decode(&mut decoder).map_err(bad_frame)?;
         let handled = dispatch::dispatch(self, header, decoder);
-        self.question = Bytes::new();
-        self.held = None;
+        self.request_frame = Bytes::new();
+        self.request_permit = None;
         handled
     }
 
-    /// Whether a request repeats the last fetch, which then waits on.
-    fn goes_on(&mut self, frame: &[u8]) -> bool {
-        if !self.slots.is_empty() || !self.auth.is_open() {
+    /// True if a request has the same bytes as the last empty fetch, which it resumes.
+    fn maybe_resume_fetch(&mut self, frame: &[u8]) -> bool {
+        if !self.response_queue.is_empty() || !self.auth.is_open() {
             return false;
         }
         let (broker, now) = (&self.broker, self.now);
-        let Some(fetch) = self.repeat.take_if(|fetch| fetch.repeat(frame, broker, now)) else { return false };
+        let Some(fetch) = self.idle_fetch.take_if(|fetch| fetch.maybe_resume(frame, broker, now)) else {
+            return false;
+        };
         self.broker.metrics.request(ApiKey::Fetch);
-        self.slots.push_back(Slot::Fetch(fetch));
+        self.response_queue.push_back(QueuedResponse::Fetch(fetch));
         true
     }
 
-    /// The request being handled, for a fetch; the fetch before it is over. Nothing where others wait before it: until they are
-    /// answered it would hold on to the buffer that it came in.
-    pub(crate) fn take_question(&mut self) -> Bytes {
-        self.forget_repeat();
-        let question = std::mem::take(&mut self.question);
-        if self.slots.is_empty() { question } else { Bytes::new() }
+    /// The frame of the request being handled, for a fetch; ends the resumable fetch before it. Empty if other
+    /// requests are queued before it: until their responses are sent, the frame would pin the input buffer.
+    pub(crate) fn take_request_frame(&mut self) -> Bytes {
+        self.drop_idle_fetch();
+        let request_frame = std::mem::take(&mut self.request_frame);
+        if self.response_queue.is_empty() { request_frame } else { Bytes::new() }
     }
 
-    /// The memory of the request being handled, for a handler that keeps its bytes for longer.
+    /// The memory permit of the request being handled, for a handler that keeps its bytes.
     pub(crate) fn take_permit(&mut self) -> Option<Permit> {
-        self.held.take()
+        self.request_permit.take()
     }
 
-    fn forget_repeat(&mut self) {
-        if let Some(mut fetch) = self.repeat.take() {
+    fn drop_idle_fetch(&mut self) {
+        if let Some(mut fetch) = self.idle_fetch.take() {
             fetch.forget(&self.wake);
         }
     }
 
-    /// Answers a request; behind those that came before it.
-    pub(crate) fn answer(&mut self, call: Call, response: &impl Message) -> io::Result<()> {
-        if self.slots.is_empty() {
+    /// Queues a response, behind those of earlier requests.
+    pub(crate) fn respond(&mut self, call: Call, response: &impl Message) -> io::Result<()> {
+        if self.response_queue.is_empty() {
             self.out.push(call, response)
         } else {
             let bytes = encode_alone(call, response)?;
             self.ready_bytes += bytes.len();
-            self.slots.push_back(Slot::Ready(bytes));
+            self.response_queue.push_back(QueuedResponse::Ready(bytes));
             Ok(())
         }
     }
 
-    /// Keeps the place of a request that is answered later.
-    pub(crate) fn wait(&mut self, slot: Slot) {
-        self.slots.push_back(slot);
+    /// Queues an entry for a request whose response comes later.
+    pub(crate) fn enqueue(&mut self, queued: QueuedResponse) {
+        self.response_queue.push_back(queued);
     }
 
-    /// Keeps the place of a produce that is appended off the loop, and takes no further request until it is.
-    pub(crate) fn wait_appending(&mut self, deferred: Arc<Deferred>) {
-        self.appending = Some(Arc::clone(&deferred));
-        self.slots.push_back(Slot::Appending(deferred));
+    /// Queues an entry for a produce that is appended off the loop; blocks further requests until it is appended.
+    pub(crate) fn enqueue_appending(&mut self, off_loop: Arc<OffLoopAppend>) {
+        self.appending = Some(Arc::clone(&off_loop));
+        self.response_queue.push_back(QueuedResponse::Appending(off_loop));
     }
 
-    /// Keeps the place of a request that changes something, and takes no further request until it has: as in Kafka, the next
-    /// request of a connection sees what the one before it did.
-    pub(crate) fn wait_changing(&mut self, later: Arc<Later>) {
-        self.changing = Some(Arc::clone(&later));
-        self.slots.push_back(Slot::Later(later));
+    /// Queues an entry for a mutating request; blocks further requests until it has completed: as in Kafka, the next
+    /// request of a connection sees the effect of the one before it.
+    pub(crate) fn enqueue_mutation(&mut self, async_response: Arc<AsyncResponse>) {
+        self.mutating = Some(Arc::clone(&async_response));
+        self.response_queue.push_back(QueuedResponse::Async(async_response));
     }
 
-    /// Whether requests are served: not while the node is out of touch with the cluster.
+    /// True if requests are served: not while the node has no contact with the cluster.
     pub(crate) fn is_served(&mut self) -> bool {
-        if self.isolated && !self.broker.spell().is_stopped() {
+        if self.isolated && !self.broker.cluster_contact().is_stopped() {
             self.isolated = false;
         }
         !self.isolated
     }
 
-    /// Stops reading; the connection ends when what is open is answered.
+    /// Stops reading; the connection ends when the open requests are answered.
     pub(crate) fn close(&mut self) {
         self.closing = true;
     }
 
-    /// Writes the answers at the head of the line that are ready. A fetch is looked up when its turn has come, which may take
-    /// long, and many may stand in line: answers whether there may be more when the time is over.
-    fn settle(&mut self, end: Instant) -> io::Result<bool> {
-        if self.appending.as_ref().is_some_and(|deferred| deferred.is_done()) {
+    /// Writes the responses that are ready at the head of the response queue. A fetch is read when it reaches the
+    /// head, which may take long, and many may be queued: returns true if there may be more when the time slice ends.
+    fn drain_response_queue(&mut self, end: Instant) -> io::Result<bool> {
+        if self.appending.as_ref().is_some_and(|off_loop| off_loop.is_done()) {
             self.appending = None;
         }
-        self.changing.take_if(|later| later.is_done());
+        self.mutating.take_if(|async_response| async_response.is_done());
         while !self.is_congested()
-            && let Some(front) = self.slots.front_mut()
+            && let Some(front) = self.response_queue.front_mut()
         {
             match front {
-                Slot::Appending(deferred) => {
-                    let Some(produced) = deferred.take() else { return Ok(false) };
+                QueuedResponse::Appending(off_loop) => {
+                    let Some(produced) = off_loop.take() else { return Ok(false) };
                     self.appending = None;
-                    match produced.settle(&self.broker) {
-                        Settled::Silent { failed } => self.closing |= failed,
-                        Settled::Answer(call, response) => self.out.push(call, &response)?,
-                        Settled::Wait(pending) => {
-                            *front = Slot::Produce(pending);
+                    match produced.outcome(&self.broker) {
+                        ProduceOutcome::Silent { failed } => self.closing |= failed,
+                        ProduceOutcome::Response(call, response) => self.out.push(call, &response)?,
+                        ProduceOutcome::Wait(pending) => {
+                            *front = QueuedResponse::Produce(pending);
                             continue;
                         }
                     }
                 }
-                Slot::Ready(bytes) => {
+                QueuedResponse::Ready(bytes) => {
                     self.ready_bytes -= bytes.len();
                     self.out.push_encoded(std::mem::take(bytes));
                 }
-                Slot::Later(later) => match later.take() {
-                    Some(Answer::Bytes(bytes)) => self.out.push_encoded(bytes),
-                    Some(Answer::Failed) => return Err(io::Error::other("a request has no answer")),
-                    // A group that waits for members is not waited for; the client asks the next broker.
+                QueuedResponse::Async(async_response) => match async_response.take() {
+                    Some(AsyncOutcome::Bytes(bytes)) => self.out.push_encoded(bytes),
+                    Some(AsyncOutcome::Failed) => {
+                        return Err(io::Error::other("request completed without a response"));
+                    }
+                    // The shutdown does not wait for a group that waits for members; the client retries on the next
+                    // broker.
                     None if self.draining => return Err(io::ErrorKind::ConnectionAborted.into()),
                     None => return Ok(false),
                 },
-                Slot::Produce(produce) => {
+                QueuedResponse::Produce(produce) => {
                     if !produce.acks.is_done() && self.now < produce.deadline {
                         return Ok(false);
                     }
@@ -652,24 +668,27 @@ impl Connection {
                     crate::handlers::produce::finish(&self.broker, call.version, response, acks);
                     self.out.push(produce.call, &produce.response)?;
                 }
-                Slot::Fetch(fetch) => {
+                QueuedResponse::Fetch(fetch) => {
                     let woken = std::mem::take(&mut self.woken);
                     if !fetch.poll(&self.broker, &self.wake, self.now, woken, &self.responses) {
                         return Ok(false);
                     }
                     if self.out.is_empty() {
-                        // Its client has not had the time to read it.
+                        // The client has not had time to read this response.
                         self.last_sent = self.now;
                     }
                     fetch.write(&self.broker, &mut self.out)?;
-                    let Some(Slot::Fetch(mut fetch)) = self.slots.pop_front() else { continue };
-                    // Wishes are the connection's, not a fetch's: the next one in line may wish for the same.
-                    if fetch.can_repeat() && self.slots.is_empty() {
-                        self.repeat = Some(fetch);
+                    let Some(QueuedResponse::Fetch(mut fetch)) = self.response_queue.pop_front() else {
+                        continue;
+                    };
+                    // Watches belong to the connection, not to one fetch: the next queued fetch may watch the same
+                    // partition.
+                    if fetch.can_resume() && self.response_queue.is_empty() {
+                        self.idle_fetch = Some(fetch);
                     } else {
                         fetch.forget(&self.wake);
                     }
-                    if !self.slots.is_empty() {
+                    if !self.response_queue.is_empty() {
                         self.now = Instant::now();
                         if self.now >= end {
                             return Ok(true);
@@ -678,52 +697,55 @@ impl Connection {
                     continue;
                 }
             }
-            self.slots.pop_front();
+            self.response_queue.pop_front();
         }
         Ok(false)
     }
 
-    /// When to look again though nothing has happened. Never a moment that looking does not get past: the
-    /// timer would fire without end.
-    fn alarm(&self) -> Option<Instant> {
+    /// Time of the next poll without an event. Never a time that polling does not move: the timer would fire in a
+    /// loop.
+    fn next_timer(&self) -> Option<Instant> {
         let stuck = self.out.holds_records().then(|| self.stuck_at());
-        let front = match self.slots.front() {
+        let front = match self.response_queue.front() {
             _ if self.is_congested() => Some(self.idle_at()),
             None => Some(self.idle_at()),
-            Some(Slot::Fetch(fetch)) => Some(fetch.alarm()),
-            Some(Slot::Produce(produce)) => Some(produce.deadline),
-            Some(Slot::Ready(_) | Slot::Later(_) | Slot::Appending(_)) => None,
+            Some(QueuedResponse::Fetch(fetch)) => Some(fetch.next_timer()),
+            Some(QueuedResponse::Produce(produce)) => Some(produce.deadline),
+            Some(QueuedResponse::Ready(_) | QueuedResponse::Async(_) | QueuedResponse::Appending(_)) => None,
         };
         let slow = self.charged.is_some().then(|| self.slow_at());
         [front, stuck, slow].into_iter().flatten().min()
     }
 
     fn poll_event(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<Event>> {
-        let awaits_news = !self.slots.is_empty() || self.warming.is_some();
-        if awaits_news && self.wake.poll_woken(cx).is_ready() {
+        let awaits_wake = !self.response_queue.is_empty() || self.warming.is_some();
+        if awaits_wake && self.wake.poll_woken(cx).is_ready() {
             return Poll::Ready(Ok(Event::Woken));
         }
         if !self.out.is_empty() && self.warming.is_none() && self.socket.poll_write_ready(cx)?.is_ready() {
             return Poll::Ready(Ok(Event::Writable));
         }
-        if self.can_take() && self.starved.is_none() {
+        if self.can_take() && self.retry_at.is_none() {
             if self.input.capacity() == 0 {
                 self.input = SPARE.take();
             }
             if self.input.capacity() == self.input.len() {
                 self.input.reserve(self.read_bytes);
             }
-            let room = self.input.capacity() - self.input.len();
+            let available = self.input.capacity() - self.input.len();
             if let Poll::Ready(result) = self.socket.poll_read(cx, &mut self.input) {
-                if matches!(result, Ok(read) if read == room) {
+                if matches!(result, Ok(read) if read == available) {
                     self.read_bytes = BUSY_READ_BYTES;
                 }
                 return Poll::Ready(result.map(Event::Read));
             }
-            let idle = matches!(self.slots.front(), None | Some(Slot::Fetch(_) | Slot::Later(_)));
+            let idle = matches!(
+                self.response_queue.front(),
+                None | Some(QueuedResponse::Fetch(_) | QueuedResponse::Async(_))
+            );
             if self.input.is_empty() && idle {
-                // Nobody knows when the next request comes: ten thousand idle clients hold no buffers. The loop
-                // keeps one for whoever asks next.
+                // An idle client holds no buffer, because there may be ten thousand of them. The loop keeps one spare
+                // buffer for the next client.
                 let mut spare = std::mem::take(&mut self.input);
                 if spare.try_reclaim(READ_BYTES) && spare.capacity() <= BUSY_READ_BYTES {
                     SPARE.set(spare);
@@ -731,7 +753,7 @@ impl Connection {
                 self.read_bytes = READ_BYTES;
             }
         }
-        let Some(wanted) = [self.alarm(), self.starved].into_iter().flatten().min() else {
+        let Some(wanted) = [self.next_timer(), self.retry_at].into_iter().flatten().min() else {
             return Poll::Pending;
         };
         // The timer is moved only when it must fire earlier; firing too early costs one empty turn.
@@ -746,12 +768,12 @@ impl Connection {
 }
 
 pub(crate) fn bad_frame(error: impl std::fmt::Display) -> io::Error {
-    io::Error::new(io::ErrorKind::InvalidData, format!("a malformed request: {error}"))
+    io::Error::new(io::ErrorKind::InvalidData, format!("malformed request: {error}"))
 }
 
-/// Encodes into a buffer of its own; used by tasks that answer later.
+/// Encodes a response into its own buffer, for asynchronous requests.
 pub(crate) fn encode_alone(call: Call, response: &impl Message) -> io::Result<Bytes> {
-    let mut own = Writer::default();
+    let mut own = ResponseWriter::default();
     own.push(call, response)?;
     Ok(own.into_bytes())
 }

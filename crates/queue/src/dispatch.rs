@@ -1,6 +1,7 @@
-//! From a request's header to the handler that serves it. The table of what this broker speaks is
-//! [`SPOKEN`]: what is not in it is not advertised, and a client that sends it anyway is cut off, as by Kafka, with a line
-//! in the log: the answer to an unknown request has no shape. ApiVersions alone has one for unknown versions.
+//! Request dispatch: from a request header to its handler. [`SUPPORTED_APIS`] is the table of supported API versions:
+//! only these are advertised, and a client that sends another one is disconnected, as by Kafka, with a log line,
+//! because the response to an unknown request has no defined format. Only ApiVersions defines a response to unknown
+//! versions.
 
 use std::future::Future;
 use std::io;
@@ -9,17 +10,17 @@ use std::sync::Arc;
 
 use moim_wire_kafka::{ApiKey, Decoder, Message, RequestHeader};
 
+use crate::async_response::AsyncResponse;
 use crate::broker::Broker;
-use crate::connection::{Connection, Slot, bad_frame, encode_alone};
+use crate::connection::{Connection, QueuedResponse, bad_frame, encode_alone};
 use crate::handlers;
-use crate::later::Later;
-use crate::reply::Call;
+use crate::response_writer::Call;
 
 /// The APIs of this broker and the versions it advertises.
 ///
-/// Produce shows 0 because older librdkafka switches features off otherwise; versions below 3 carry message
-/// formats this broker does not store and are refused record by record.
-pub(crate) static SPOKEN: &[(ApiKey, RangeInclusive<i16>)] = &[
+/// Produce advertises 0 because older librdkafka disables features otherwise; versions below 3 carry message formats
+/// that this broker does not store, and are rejected per partition.
+pub(crate) static SUPPORTED_APIS: &[(ApiKey, RangeInclusive<i16>)] = &[
     (ApiKey::Produce, 0..=12),
     (ApiKey::Fetch, 4..=16),
     (ApiKey::ListOffsets, 1..=10),
@@ -64,19 +65,19 @@ pub(crate) static SPOKEN: &[(ApiKey, RangeInclusive<i16>)] = &[
     (ApiKey::DescribeTopicPartitions, 0..=0),
 ];
 
-fn spoken(key: i16, version: i16) -> Option<ApiKey> {
+fn supported_api(key: i16, version: i16) -> Option<ApiKey> {
     let key = ApiKey::try_from(key).ok()?;
-    SPOKEN.iter().any(|(k, versions)| *k == key && versions.contains(&version)).then_some(key)
+    SUPPORTED_APIS.iter().any(|(k, versions)| *k == key && versions.contains(&version)).then_some(key)
 }
 
-/// Hands a request to its handler.
+/// Passes a request to its handler.
 pub(crate) fn dispatch(connection: &mut Connection, header: RequestHeader, body: Decoder) -> io::Result<()> {
     let version = header.api_version;
     let call = Call { correlation_id: header.correlation_id, version };
     if header.api_key == ApiKey::ApiVersions as i16 {
         return handlers::api_versions::handle(connection, call, body);
     }
-    let Some(key) = spoken(header.api_key, version) else {
+    let Some(key) = supported_api(header.api_key, version) else {
         return Err(io::Error::new(
             io::ErrorKind::InvalidData,
             format!(
@@ -100,7 +101,7 @@ pub(crate) fn dispatch(connection: &mut Connection, header: RequestHeader, body:
             let why = format!("{} before authentication", key.name());
             return Err(io::Error::new(io::ErrorKind::PermissionDenied, why));
         }
-        _ => connection.has_asked = true,
+        _ => connection.has_requested = true,
     }
     match key {
         ApiKey::Produce => handlers::produce::handle(connection, call, decode(body, version)?),
@@ -108,66 +109,82 @@ pub(crate) fn dispatch(connection: &mut Connection, header: RequestHeader, body:
         ApiKey::ListOffsets => {
             handlers::list_offsets::dispatch(connection, call, header, decode(body, version)?)
         }
-        ApiKey::Heartbeat => now(connection, call, body, handlers::heartbeat::handle),
-        ApiKey::FindCoordinator => later(connection, call, header, body, handlers::find_coordinator::handle),
+        ApiKey::Heartbeat => serve_sync(connection, call, body, handlers::heartbeat::handle),
+        ApiKey::FindCoordinator => {
+            serve_async(connection, call, header, body, handlers::find_coordinator::handle)
+        }
         ApiKey::Metadata => handlers::metadata::dispatch(connection, call, header, decode(body, version)?),
-        ApiKey::OffsetCommit => later(connection, call, header, body, handlers::offset_commit::handle),
-        ApiKey::OffsetFetch => later(connection, call, header, body, handlers::offset_fetch::handle),
-        ApiKey::JoinGroup => later(connection, call, header, body, handlers::join_group::handle),
-        ApiKey::LeaveGroup => later(connection, call, header, body, handlers::leave_group::handle),
-        ApiKey::SyncGroup => later(connection, call, header, body, handlers::sync_group::handle),
-        ApiKey::DescribeGroups => later(connection, call, header, body, handlers::describe_groups::handle),
-        ApiKey::ListGroups => later(connection, call, header, body, handlers::list_groups::handle),
-        ApiKey::CreateTopics => later(connection, call, header, body, handlers::create_topics::handle),
-        ApiKey::DeleteTopics => later(connection, call, header, body, handlers::delete_topics::handle),
-        ApiKey::DeleteRecords => later(connection, call, header, body, handlers::delete_records::handle),
-        ApiKey::InitProducerId => later(connection, call, header, body, handlers::init_producer_id::handle),
+        ApiKey::OffsetCommit => serve_async(connection, call, header, body, handlers::offset_commit::handle),
+        ApiKey::OffsetFetch => serve_async(connection, call, header, body, handlers::offset_fetch::handle),
+        ApiKey::JoinGroup => serve_async(connection, call, header, body, handlers::join_group::handle),
+        ApiKey::LeaveGroup => serve_async(connection, call, header, body, handlers::leave_group::handle),
+        ApiKey::SyncGroup => serve_async(connection, call, header, body, handlers::sync_group::handle),
+        ApiKey::DescribeGroups => {
+            serve_async(connection, call, header, body, handlers::describe_groups::handle)
+        }
+        ApiKey::ListGroups => serve_async(connection, call, header, body, handlers::list_groups::handle),
+        ApiKey::CreateTopics => serve_async(connection, call, header, body, handlers::create_topics::handle),
+        ApiKey::DeleteTopics => serve_async(connection, call, header, body, handlers::delete_topics::handle),
+        ApiKey::DeleteRecords => {
+            serve_async(connection, call, header, body, handlers::delete_records::handle)
+        }
+        ApiKey::InitProducerId => {
+            serve_async(connection, call, header, body, handlers::init_producer_id::handle)
+        }
         ApiKey::OffsetForLeaderEpoch => {
-            now(connection, call, body, handlers::offset_for_leader_epoch::handle)
+            serve_sync(connection, call, body, handlers::offset_for_leader_epoch::handle)
         }
         ApiKey::AddPartitionsToTxn => {
-            later(connection, call, header, body, handlers::add_partitions_to_txn::handle)
+            serve_async(connection, call, header, body, handlers::add_partitions_to_txn::handle)
         }
         ApiKey::AddOffsetsToTxn => {
-            later(connection, call, header, body, handlers::add_offsets_to_txn::handle)
+            serve_async(connection, call, header, body, handlers::add_offsets_to_txn::handle)
         }
-        ApiKey::WriteTxnMarkers => later(connection, call, header, body, handlers::write_txn_markers::handle),
-        ApiKey::AlterReplicaLogDirs => now(connection, call, body, handlers::alter_replica_log_dirs::handle),
-        ApiKey::EndTxn => later(connection, call, header, body, handlers::end_txn::handle),
-        ApiKey::TxnOffsetCommit => later(connection, call, header, body, handlers::txn_offset_commit::handle),
-        ApiKey::DescribeConfigs => now(connection, call, body, handlers::describe_configs::handle),
-        ApiKey::AlterConfigs => later(connection, call, header, body, handlers::alter_configs::handle),
+        ApiKey::WriteTxnMarkers => {
+            serve_async(connection, call, header, body, handlers::write_txn_markers::handle)
+        }
+        ApiKey::AlterReplicaLogDirs => {
+            serve_sync(connection, call, body, handlers::alter_replica_log_dirs::handle)
+        }
+        ApiKey::EndTxn => serve_async(connection, call, header, body, handlers::end_txn::handle),
+        ApiKey::TxnOffsetCommit => {
+            serve_async(connection, call, header, body, handlers::txn_offset_commit::handle)
+        }
+        ApiKey::DescribeConfigs => serve_sync(connection, call, body, handlers::describe_configs::handle),
+        ApiKey::AlterConfigs => serve_async(connection, call, header, body, handlers::alter_configs::handle),
         ApiKey::IncrementalAlterConfigs => {
-            later(connection, call, header, body, handlers::incremental_alter_configs::handle)
+            serve_async(connection, call, header, body, handlers::incremental_alter_configs::handle)
         }
-        ApiKey::DescribeLogDirs => now(connection, call, body, handlers::describe_log_dirs::handle),
+        ApiKey::DescribeLogDirs => serve_sync(connection, call, body, handlers::describe_log_dirs::handle),
         ApiKey::CreatePartitions => {
-            later(connection, call, header, body, handlers::create_partitions::handle)
+            serve_async(connection, call, header, body, handlers::create_partitions::handle)
         }
-        ApiKey::DeleteGroups => later(connection, call, header, body, handlers::delete_groups::handle),
-        ApiKey::ElectLeaders => later(connection, call, header, body, handlers::elect_leaders::handle),
+        ApiKey::DeleteGroups => serve_async(connection, call, header, body, handlers::delete_groups::handle),
+        ApiKey::ElectLeaders => serve_async(connection, call, header, body, handlers::elect_leaders::handle),
         ApiKey::AlterPartitionReassignments => {
-            later(connection, call, header, body, handlers::alter_partition_reassignments::handle)
+            serve_async(connection, call, header, body, handlers::alter_partition_reassignments::handle)
         }
         ApiKey::ListPartitionReassignments => {
-            now(connection, call, body, handlers::list_partition_reassignments::handle)
+            serve_sync(connection, call, body, handlers::list_partition_reassignments::handle)
         }
-        ApiKey::OffsetDelete => later(connection, call, header, body, handlers::offset_delete::handle),
-        ApiKey::DescribeCluster => now(connection, call, body, handlers::describe_cluster::handle),
-        ApiKey::DescribeProducers => now(connection, call, body, handlers::describe_producers::handle),
-        ApiKey::DescribeTransactions => now(connection, call, body, handlers::describe_transactions::handle),
-        ApiKey::ListTransactions => now(connection, call, body, handlers::list_transactions::handle),
+        ApiKey::OffsetDelete => serve_async(connection, call, header, body, handlers::offset_delete::handle),
+        ApiKey::DescribeCluster => serve_sync(connection, call, body, handlers::describe_cluster::handle),
+        ApiKey::DescribeProducers => serve_sync(connection, call, body, handlers::describe_producers::handle),
+        ApiKey::DescribeTransactions => {
+            serve_sync(connection, call, body, handlers::describe_transactions::handle)
+        }
+        ApiKey::ListTransactions => serve_sync(connection, call, body, handlers::list_transactions::handle),
         ApiKey::DescribeTopicPartitions => {
-            now(connection, call, body, handlers::describe_topic_partitions::handle)
+            serve_sync(connection, call, body, handlers::describe_topic_partitions::handle)
         }
-        // `spoken` lets nothing else through.
+        // `supported_api` lets no other API through.
         other => {
             Err(io::Error::new(io::ErrorKind::InvalidData, format!("API {} has no handler", other.name())))
         }
     }
 }
 
-/// What a handler may know of a request besides its body.
+/// The request context that a handler needs besides the body.
 #[derive(Clone)]
 pub(crate) struct Request {
     pub(crate) version: i16,
@@ -185,14 +202,14 @@ impl Request {
     }
 }
 
-/// Reads a request. Bytes after its last field are let pass, as Kafka does: librdkafka 2.12 ends some admin
-/// requests with tagged-field counts that the schema does not have.
+/// Decodes a request. Bytes after the last field are ignored, as by Kafka: librdkafka 2.12 ends some admin requests
+/// with tagged-field counts that the schema does not have.
 pub(crate) fn decode<M: Message>(mut body: Decoder, version: i16) -> io::Result<M> {
     M::decode(&mut body, version).map_err(bad_frame)
 }
 
 /// Serves a request that never waits.
-fn now<Q: Message, S: Message>(
+fn serve_sync<Q: Message, S: Message>(
     connection: &mut Connection,
     call: Call,
     body: Decoder,
@@ -200,14 +217,14 @@ fn now<Q: Message, S: Message>(
 ) -> io::Result<()> {
     let request = decode(body, call.version)?;
     let response = handler(&connection.broker, request, call.version);
-    connection.answer(call, &response)
+    connection.respond(call, &response)
 }
 
-/// Whether a request changes what a later one of its connection may ask about. Those that wait for other clients (JoinGroup,
-/// SyncGroup) and those between brokers, of which many are under way at a time, are not among them.
-fn changes(key: i16) -> bool {
+/// True if a request changes state that a later request of the same connection may read. Excluded are requests that
+/// wait for other clients (JoinGroup, SyncGroup) and requests between brokers, of which many are in flight at a time.
+fn is_mutation(key: i16) -> bool {
     use ApiKey as K;
-    const CHANGES: [ApiKey; 17] = [
+    const MUTATIONS: [ApiKey; 17] = [
         K::OffsetCommit,
         K::LeaveGroup,
         K::CreateTopics,
@@ -226,11 +243,11 @@ fn changes(key: i16) -> bool {
         K::EndTxn,
         K::TxnOffsetCommit,
     ];
-    CHANGES.iter().any(|changes| *changes as i16 == key)
+    MUTATIONS.iter().any(|api| *api as i16 == key)
 }
 
-/// Serves a request that may wait, in a task of its own.
-pub(crate) fn later<Q, S, F, Fut>(
+/// Serves a request that may wait, in its own task.
+pub(crate) fn serve_async<Q, S, F, Fut>(
     connection: &mut Connection,
     call: Call,
     header: RequestHeader,
@@ -244,12 +261,12 @@ where
     Fut: Future<Output = S> + Send + 'static,
 {
     let request = decode(body, call.version)?;
-    spawn_later(connection, call, header, request, handler);
+    spawn_async(connection, call, header, request, handler);
     Ok(())
 }
 
-/// The same for a request that is decoded already.
-pub(crate) fn spawn_later<Q, S, F, Fut>(
+/// As [`serve_async`], for a decoded request.
+pub(crate) fn spawn_async<Q, S, F, Fut>(
     connection: &mut Connection,
     call: Call,
     header: RequestHeader,
@@ -261,20 +278,20 @@ pub(crate) fn spawn_later<Q, S, F, Fut>(
     Fut: Future<Output = S> + Send + 'static,
 {
     let broker = Arc::clone(&connection.broker);
-    let later = Later::new(Arc::clone(&connection.wake));
+    let async_response = AsyncResponse::new(Arc::clone(&connection.wake));
     let answer = handler(Arc::clone(&broker), request, Request::new(connection, &header));
-    match changes(header.api_key) {
-        true => connection.wait_changing(Arc::clone(&later)),
-        false => connection.wait(Slot::Later(Arc::clone(&later))),
+    match is_mutation(header.api_key) {
+        true => connection.enqueue_mutation(Arc::clone(&async_response)),
+        false => connection.enqueue(QueuedResponse::Async(Arc::clone(&async_response))),
     }
     let loops = Arc::clone(&broker.loops);
     broker.scope.spawn("request", async move {
         let response = answer.await;
         match encode_alone(call, &response) {
-            Ok(bytes) => later.set(bytes, &loops),
+            Ok(bytes) => async_response.set(bytes, &loops),
             Err(error) => {
-                tracing::error!(%error, "an answer could not be encoded");
-                later.fail(&loops);
+                tracing::error!(%error, "response encoding failed");
+                async_response.fail(&loops);
             }
         }
     });

@@ -1,11 +1,11 @@
-//! Tells the journal how record batches are framed. The journal itself knows nothing of Kafka.
+//! Record batch framing for the journal, which has no knowledge of Kafka formats.
 
 use bytes::{BufMut, Bytes, BytesMut};
 
 use moim_journal::{Frame, Framing};
 use moim_wire_kafka::records::{self, BatchHeader, HEADER_LEN};
 
-/// Record batches of magic 2, stored as the bytes that arrived.
+/// Record batches of magic 2, stored byte for byte as received.
 pub struct BatchFraming;
 
 impl Framing for BatchFraming {
@@ -28,12 +28,12 @@ impl Framing for BatchFraming {
         BatchHeader::parse(frame).is_some_and(|h| h.total_len() == frame.len()) && records::check_crc(frame)
     }
 
-    /// The checksum of a batch begins behind its epoch; clients recompute neither.
+    /// The CRC of a batch starts after its leader epoch; clients recompute neither.
     fn covers_epoch(&self) -> bool {
         false
     }
 
-    /// A batch without records, as compaction leaves them behind too: clients pass over it.
+    /// A batch without records, as compaction also leaves behind: clients skip it.
     fn filler(&self, base: i64, last: i64, epoch: i32) -> Option<Bytes> {
         const MAGIC: u8 = 2;
         const NONE: i64 = -1;
@@ -41,7 +41,7 @@ impl Framing for BatchFraming {
         let mut checked = BytesMut::with_capacity(HEADER_LEN);
         checked.put_i16(0);
         checked.put_i32(last_offset_delta);
-        // Times, producer, its epoch, its sequence: none of them.
+        // Timestamps, producer id, producer epoch, base sequence: all unset.
         checked.put_i64(NONE);
         checked.put_i64(NONE);
         checked.put_i64(NONE);
@@ -50,7 +50,7 @@ impl Framing for BatchFraming {
         checked.put_i32(0);
         let mut batch = BytesMut::with_capacity(HEADER_LEN);
         batch.put_i64(base);
-        // What follows the length itself.
+        // The batch length excludes itself and the base offset.
         batch.put_i32(i32::try_from(HEADER_LEN - 12).ok()?);
         batch.put_i32(epoch);
         batch.put_u8(MAGIC);
@@ -94,9 +94,9 @@ mod tests {
         (store, journal)
     }
 
-    /// The checksum of a batch covers neither its base offset nor its leader epoch: the journal does.
+    /// The CRC of a batch covers neither its base offset nor its leader epoch: the journal's checksum does.
     #[test]
-    fn no_flipped_bit_of_a_batch_is_given_out() {
+    fn flipped_bit_in_a_batch_is_never_returned() {
         let disk = SimDisk::new();
         let (store, journal) = open(&disk);
         let mut batches = Vec::new();
@@ -134,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn a_filler_is_an_intact_batch_of_the_extent_asked_for() {
+    fn filler_batch_is_valid_and_covers_the_offset_range() {
         for (base, last, end) in [(7, 7, 7), (100, 4_000, 4_000), (0, 1 << 40, i64::from(i32::MAX))] {
             let filler = BatchFraming.filler(base, last, 3).unwrap();
             assert!(BatchFraming.verify(&filler));

@@ -1,11 +1,11 @@
-//! Drives the group machines: one per partition of `__consumer_offsets` that this node leads, each under its own lock.
-//! A machine begins with what its partition holds once the node leads it and all of that is committed, and counts no
-//! longer than that leadership: those who ask then, and those who wait, are told to look for the coordinator. Who asks
-//! while it is being read waits a moment, and is then told to ask again.
+//! The group coordinator service: one state machine per partition of `__consumer_offsets` that this node leads, each
+//! under its own lock. A machine is loaded from its partition once the node leads it and the whole log is committed,
+//! and is valid only for that leader epoch: afterwards new and waiting requests get NOT_COORDINATOR. A request during
+//! the load waits a moment, and then gets COORDINATOR_LOAD_IN_PROGRESS.
 //!
-//! The machine decides; this appends what it wants kept, reports back when that is committed, and hands its
-//! answers to the requests that wait for them. Appends of a machine happen under its lock, so they enter the
-//! log in the order in which the machine decided them.
+//! The machine decides; this service appends its records, reports their commit back, and delivers its responses to
+//! the waiting requests. Appends of a machine happen under its lock, so they enter the log in the order in which the
+//! machine decided them.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -23,70 +23,70 @@ use moim_wire_kafka::records::{self, BatchBuilder, BatchHeader, ControlKind};
 
 use crate::broker::{Broker, BrokerOptions};
 use crate::completions::Completions;
+use crate::deadline_timer::{DeadlineTimer, next_tick};
 use crate::groups::{
     self, Config, Effect, GroupRecord, Groups, Loader, PersistToken, Response, Token, TxnProducer,
 };
 use crate::loops::lock;
 use crate::partition::{Ack, Call, MAX_DECOMPRESSED_BYTES, Partition, Refused, TxnMarker, VerificationGuard};
-use crate::ticker::{Ticker, next_look};
 use crate::topics::OFFSETS_TOPIC;
 
-/// How long a request waits for a machine that is being read. A client that is told to ask again takes longer.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(1);
+/// Maximum wait of a request for a machine that is being loaded. A client that must retry takes longer.
+pub(crate) const LOAD_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// The key of a record that says nothing: its version is none that anybody reads. Without a value, it is compacted away.
-const NOTHING_KEY: [u8; 2] = i16::MAX.to_be_bytes();
+/// The key of a no-op record: its version is one that no reader knows. Without a value, it is compacted away.
+const NOOP_KEY: [u8; 2] = i16::MAX.to_be_bytes();
 
-/// All consumer groups of this node.
+/// All consumer groups that this node coordinates.
 pub(crate) struct GroupService {
     config: Config,
     wanted_partitions: i32,
-    /// One per partition of the offsets topic, led here or not; none while there is no such topic.
+    /// One per partition of `__consumer_offsets`, led here or not; empty while the topic does not exist.
     shards: ArcSwap<Vec<Arc<Shard>>>,
-    /// What those are answered from who ask before there is an offsets topic: it knows no group.
-    nobody: Mutex<Groups>,
+    /// An empty machine that answers requests before `__consumer_offsets` exists.
+    empty: Mutex<Groups>,
     next_token: AtomicU64,
-    written: Completions<Written>,
-    ticker: Ticker,
-    /// Told when a machine has been read, or is gone.
-    read: Notify,
+    written: Completions<CompletedWrite>,
+    timer: DeadlineTimer,
+    /// Notified when a machine is loaded or unloaded.
+    loaded: Notify,
 }
 
 #[derive(Default)]
 struct Shard {
-    /// Nothing while another node leads the partition, or while it is being read.
+    /// `None` while another node leads the partition, or while it is being loaded.
     machine: Mutex<Option<Machine>>,
     waiting: Mutex<HashMap<Token, oneshot::Sender<Response>>>,
 }
 
 struct Machine {
-    /// Tells this machine from others of the same partition: the end of a write may come when another stands here.
-    life: u64,
+    /// Identifies this machine among those of the same partition: a write may complete after another one was loaded.
+    incarnation: u64,
     groups: Groups,
-    /// The partition that keeps it, and the leadership in which it was read.
+    /// The machine's partition, and the leader epoch in which it was loaded.
     partition: Arc<Partition>,
     epoch: i32,
 }
 
 impl Machine {
-    /// Whether the leadership it was read in lasts.
-    fn counts(&self) -> bool {
+    /// True if the leader epoch of its load is still current.
+    fn is_current(&self) -> bool {
         self.partition.leading() == Some(self.epoch)
     }
 }
 
-/// The end of a write of a machine.
-struct Written {
+/// A completed write of a machine.
+struct CompletedWrite {
     index: i32,
-    life: u64,
+    incarnation: u64,
     result: Result<(), ErrorCode>,
-    what: What,
+    kind: WriteKind,
 }
 
-enum What {
-    /// Records that the machine wanted kept.
+enum WriteKind {
+    /// Records that the machine persisted.
     Records(PersistToken),
-    /// The marker of a transaction: its producer, its place among the writes, and how it ended.
+    /// A transaction marker: its producer, its position among the writes, and its outcome.
     Marker { producer_id: i64, before: PersistToken, commit: bool, done: Call },
 }
 
@@ -102,24 +102,24 @@ impl GroupService {
             ..Config::default()
         };
         Self {
-            nobody: Mutex::new(Loader::new().finish(0, 0, config.clone(), 0)),
+            empty: Mutex::new(Loader::new().finish(0, 0, config.clone(), 0)),
             config,
             wanted_partitions: options.offsets_partitions.max(1),
             shards: ArcSwap::default(),
             next_token: AtomicU64::new(1),
             written: Completions::default(),
-            ticker: Ticker::default(),
-            read: Notify::new(),
+            timer: DeadlineTimer::default(),
+            loaded: Notify::new(),
         }
     }
 
-    /// There is an offsets topic of so many partitions, which never change in number.
+    /// `__consumer_offsets` exists with this fixed partition count.
     pub(crate) fn on_topic(&self, partitions: i32) {
         self.shards.store(Arc::new((0..partitions).map(|_| Arc::default()).collect()));
     }
 
-    /// This node leads a partition of the offsets topic: reads the groups it keeps.
-    pub(crate) fn lead(
+    /// This node leads a partition of `__consumer_offsets`: loads its groups.
+    pub(crate) fn on_election(
         &self,
         broker: &Broker,
         partition: &Arc<Partition>,
@@ -133,52 +133,52 @@ impl GroupService {
         partition.read_all(|batch| load_batch(batch, &mut loader))?;
         let (now_ms, wall_ms) = (broker.clock.monotonic_ms(), broker.clock.wall_ms());
         let groups = loader.finish(now_ms, wall_ms, self.config.clone(), fastrand::u128(..));
-        let life = self.next_token.fetch_add(1, Ordering::Relaxed);
+        let incarnation = self.next_token.fetch_add(1, Ordering::Relaxed);
         let partition = Arc::clone(partition);
-        *lock(&shard.machine) = Some(Machine { life, groups, partition, epoch });
-        self.read.notify_waiters();
-        self.ticker.touch();
+        *lock(&shard.machine) = Some(Machine { incarnation, groups, partition, epoch });
+        self.loaded.notify_waiters();
+        self.timer.on_change();
         Ok(())
     }
 
-    /// This node no longer leads a partition of the offsets topic.
-    pub(crate) fn resign(&self, partition: &Partition) {
+    /// This node no longer leads a partition of `__consumer_offsets`.
+    pub(crate) fn on_resignation(&self, partition: &Partition) {
         if let Some(shard) = self.shard(partition.index) {
-            // One of a later leadership stays.
-            lock(&shard.machine).take_if(|machine| !machine.counts());
+            // A machine of a later leader epoch stays.
+            lock(&shard.machine).take_if(|machine| !machine.is_current());
             lock(&shard.waiting).clear();
-            self.read.notify_waiters();
+            self.loaded.notify_waiters();
         }
     }
 
-    /// Why a machine does not answer: its partition is led elsewhere, or is being read.
-    fn missing(&self, broker: &Broker, index: i32) -> ErrorCode {
+    /// The error if a machine is not available: NOT_COORDINATOR, or a load in progress.
+    fn unavailable_error(&self, broker: &Broker, index: i32) -> ErrorCode {
         match broker.topics.partition(OFFSETS_TOPIC, index) {
             Ok(_) => ErrorCode::CoordinatorLoadInProgress,
             Err(_) => ErrorCode::NotCoordinator,
         }
     }
 
-    /// Whether the machine of a partition answers.
+    /// True if the machine of a partition is loaded and current.
     pub(crate) fn is_ready(&self, index: i32) -> bool {
-        self.shard(index).is_some_and(|s| lock(&s.machine).as_ref().is_some_and(Machine::counts))
+        self.shard(index).is_some_and(|s| lock(&s.machine).as_ref().is_some_and(Machine::is_current))
     }
 
-    /// Waits a moment for a machine that is being read.
-    async fn ready(&self, broker: &Broker, index: i32) -> Result<(), ErrorCode> {
-        let read = async {
+    /// Waits a moment for a machine that is being loaded.
+    async fn wait_loaded(&self, broker: &Broker, index: i32) -> Result<(), ErrorCode> {
+        let loaded = async {
             loop {
-                let news = self.read.notified();
+                let notified = self.loaded.notified();
                 if self.is_ready(index) {
                     return Ok(());
                 }
-                match self.missing(broker, index) {
-                    ErrorCode::CoordinatorLoadInProgress => news.await,
+                match self.unavailable_error(broker, index) {
+                    ErrorCode::CoordinatorLoadInProgress => notified.await,
                     code => return Err(code),
                 }
             }
         };
-        tokio::time::timeout(PATIENCE, read).await.unwrap_or(Err(ErrorCode::CoordinatorLoadInProgress))
+        tokio::time::timeout(LOAD_TIMEOUT, loaded).await.unwrap_or(Err(ErrorCode::CoordinatorLoadInProgress))
     }
 
     fn shard(&self, partition: i32) -> Option<Arc<Shard>> {
@@ -186,21 +186,21 @@ impl GroupService {
     }
 
     pub(crate) fn count(&self) -> usize {
-        self.look_at_all(|groups| groups.len()).into_iter().sum()
+        self.query_all(|groups| groups.len()).into_iter().sum()
     }
 
-    /// The partition of the offsets topic that keeps a group.
+    /// The partition of `__consumer_offsets` that holds a group.
     pub(crate) fn partition_of(&self, group: &str) -> i32 {
         let partitions = self.shards.load().len() as i32;
         groups::partition_for(group, if partitions == 0 { self.wanted_partitions } else { partitions })
     }
 
-    /// Makes the offsets topic the first time somebody needs it.
+    /// Creates `__consumer_offsets` on first use.
     pub(crate) async fn ensure_topic(&self, broker: &Broker) -> Result<(), ErrorCode> {
         broker.ensure_internal(OFFSETS_TOPIC, self.wanted_partitions).await
     }
 
-    /// Puts a request to the machine of its group and waits for the answer.
+    /// Passes a request to the machine of its group and waits for the response.
     pub(crate) async fn call(
         &self,
         broker: &Broker,
@@ -210,7 +210,7 @@ impl GroupService {
         self.call_verified(broker, group, None, request).await
     }
 
-    /// The same for offsets of a transaction that was verified.
+    /// As [`Self::call`], for the offsets of a verified transaction.
     pub(crate) async fn call_verified(
         &self,
         broker: &Broker,
@@ -220,7 +220,7 @@ impl GroupService {
     ) -> Result<Response, ErrorCode> {
         self.ensure_topic(broker).await?;
         let index = self.partition_of(group);
-        self.ready(broker, index).await?;
+        self.wait_loaded(broker, index).await?;
         let shard = self.shard(index).ok_or(ErrorCode::NotCoordinator)?;
         let token = Token(self.next_token.fetch_add(1, Ordering::Relaxed));
         let (sender, receiver) = oneshot::channel();
@@ -232,8 +232,8 @@ impl GroupService {
         receiver.await.map_err(|_| ErrorCode::NotCoordinator)
     }
 
-    /// What to take before the transaction that offsets of a group belong to is verified; none when it is open in the
-    /// partition of the group.
+    /// Takes a guard before the transaction of a group's offsets is verified; `None` if it is open in the group's
+    /// partition.
     pub(crate) fn begin_verification(
         &self,
         broker: &Broker,
@@ -245,63 +245,63 @@ impl GroupService {
         Ok(partition.begin_verification((producer.id, producer.epoch), records::NO_SEQUENCE))
     }
 
-    /// Proves that this node still coordinates a group: one that was replaced, and has not heard of it, would answer with
-    /// what was committed before. Whoever leads a partition can commit to it, so that is the proof; a partition with one
-    /// copy needs none.
-    pub(crate) async fn confirm(&self, broker: &Broker, group: &str) -> Result<(), ErrorCode> {
+    /// Confirms that this node still coordinates a group: a coordinator that does not know yet that it was replaced
+    /// would return stale offsets. Only the leader of a partition can commit to it, so a committed record is the
+    /// proof; a partition with a single replica needs none.
+    pub(crate) async fn confirm_leadership(&self, broker: &Broker, group: &str) -> Result<(), ErrorCode> {
         let index = self.partition_of(group);
-        // Whoever looks is told what is missing.
+        // The following query returns the error.
         let Ok(partition) = broker.topics.partition(OFFSETS_TOPIC, index) else { return Ok(()) };
-        if partition.is_only_copy() {
+        if partition.is_only_replica() {
             return Ok(());
         }
         let wall_ms = broker.clock.wall_ms();
-        let nothing = (Bytes::from_static(&NOTHING_KEY), None);
-        // Who coordinates by all it knows, and cannot prove it now, will in a moment: clients repeat the question. Told that the
-        // coordinator has moved, librdkafka would leave the partitions unread.
+        let noop = (Bytes::from_static(&NOOP_KEY), None);
+        // A coordinator that is current as far as it knows, and cannot prove it now, can do so soon: clients retry.
+        // On NOT_COORDINATOR librdkafka would leave the partitions unread.
         let unproven =
-            || self.look(broker, group, |_| ()).err().unwrap_or(ErrorCode::CoordinatorLoadInProgress);
+            || self.query(broker, group, |_| ()).err().unwrap_or(ErrorCode::CoordinatorLoadInProgress);
         let appended = partition
-            .append_own(encode(&[nothing], None, wall_ms), wall_ms, None, None)
+            .append_own(encode(&[noop], None, wall_ms), wall_ms, None, None)
             .map_err(|_| unproven())?;
         let (sender, committed) = oneshot::channel();
         let done = move |result| {
-            let _ = sender.send(result); // whoever asked may be gone
+            let _ = sender.send(result); // the caller may have been dropped
         };
         partition.when_committed(&appended, Ack::Call(Box::new(done)));
-        match tokio::time::timeout(PATIENCE, committed).await {
+        match tokio::time::timeout(LOAD_TIMEOUT, committed).await {
             Ok(Ok(Ok(()))) => Ok(()),
             _ => Err(unproven()),
         }
     }
 
-    /// Looks at the machine of a group without changing it.
-    pub(crate) fn look<T>(
+    /// Queries the machine of a group without changing it.
+    pub(crate) fn query<T>(
         &self,
         broker: &Broker,
         group: &str,
-        look: impl FnOnce(&mut Groups) -> T,
+        query: impl FnOnce(&mut Groups) -> T,
     ) -> Result<T, ErrorCode> {
         let index = self.partition_of(group);
-        let Some(shard) = self.shard(index) else { return Ok(look(&mut lock(&self.nobody))) };
+        let Some(shard) = self.shard(index) else { return Ok(query(&mut lock(&self.empty))) };
         let mut machine = lock(&shard.machine);
-        let here = machine.as_mut().filter(|machine| machine.counts());
-        here.map(|m| look(&mut m.groups)).ok_or_else(|| self.missing(broker, index))
+        let current = machine.as_mut().filter(|machine| machine.is_current());
+        current.map(|m| query(&mut m.groups)).ok_or_else(|| self.unavailable_error(broker, index))
     }
 
-    /// Looks at all machines of this node.
-    pub(crate) fn look_at_all<T>(&self, mut look: impl FnMut(&mut Groups) -> T) -> Vec<T> {
+    /// Queries all machines of this node.
+    pub(crate) fn query_all<T>(&self, mut query: impl FnMut(&mut Groups) -> T) -> Vec<T> {
         let shards = self.shards.load();
-        let look = |shard: &Arc<Shard>| {
+        let query = |shard: &Arc<Shard>| {
             let mut machine = lock(&shard.machine);
-            machine.as_mut().filter(|m| m.counts()).map(|m| look(&mut m.groups))
+            machine.as_mut().filter(|m| m.is_current()).map(|m| query(&mut m.groups))
         };
-        shards.iter().filter_map(look).collect()
+        shards.iter().filter_map(query).collect()
     }
 
-    /// The whole life of the service besides requests: ends of writes, and time.
+    /// Runs the service: handles completed writes and deadlines.
     pub(crate) async fn serve(&self, broker: &Broker) {
-        let mut look = None;
+        let mut query = None;
         loop {
             tokio::select! {
                 written = self.written.take() => {
@@ -309,15 +309,15 @@ impl GroupService {
                         self.on_written(broker, written);
                     }
                 }
-                () = self.ticker.wait(&mut look) => look = self.tick(broker),
+                () = self.timer.wait(&mut query) => query = self.tick(broker),
                 () = broker.shutdown.stopped() => return,
             }
         }
     }
 
-    /// Does what is due; says when to look again.
+    /// Handles due deadlines; returns the time of the next tick.
     fn tick(&self, broker: &Broker) -> Option<Instant> {
-        self.ticker.begin_look();
+        self.timer.begin_tick();
         let now_ms = broker.clock.monotonic_ms();
         let mut earliest = None;
         for (index, shard) in (0..).zip(self.shards.load().iter()) {
@@ -327,20 +327,20 @@ impl GroupService {
             }
             earliest = earliest.into_iter().chain(next()).min();
         }
-        next_look(earliest, now_ms)
+        next_tick(earliest, now_ms)
     }
 
-    fn on_written(&self, broker: &Broker, written: Written) {
-        let Written { index, life, result, what } = written;
-        match what {
-            What::Records(token) => {
+    fn on_written(&self, broker: &Broker, written: CompletedWrite) {
+        let CompletedWrite { index, incarnation, result, kind } = written;
+        match kind {
+            WriteKind::Records(token) => {
                 let step = |groups: &mut Groups, now_ms| groups.on_persisted(now_ms, token, result);
-                self.run(broker, index, Some(life), None, step);
+                self.run(broker, index, Some(incarnation), None, step);
             }
-            What::Marker { producer_id, before, commit, done } => {
+            WriteKind::Marker { producer_id, before, commit, done } => {
                 if result.is_ok() {
-                    // A machine that is gone needs no news: the next one reads the marker.
-                    self.run(broker, index, Some(life), None, |groups, _| {
+                    // An unloaded machine needs no notification: the next one reads the marker from the log.
+                    self.run(broker, index, Some(incarnation), None, |groups, _| {
                         groups.on_txn_marker(producer_id, before, commit);
                         Vec::new()
                     });
@@ -350,11 +350,11 @@ impl GroupService {
         }
     }
 
-    /// Appends a marker to a partition of the offsets topic; `done` is called when it is committed and its offsets are
-    /// decided, or when it certainly was not appended.
+    /// Appends a marker to a partition of `__consumer_offsets`; `done` is called when it is committed and its offsets
+    /// are decided, or when it certainly was not appended.
     ///
-    /// Under the lock of the machine and in its leadership only: the machine learns which offsets are before the marker,
-    /// and one that is being read now would perhaps miss it.
+    /// Runs under the machine's lock and in its leader epoch only: the machine learns which offsets precede the
+    /// marker, and a machine that is being loaded could miss it.
     pub(crate) fn write_marker(
         &self,
         broker: &Broker,
@@ -365,24 +365,25 @@ impl GroupService {
     ) {
         let shard = self.shard(index);
         let mut machine = shard.as_ref().map(|shard| lock(&shard.machine));
-        let here = machine.as_mut().and_then(|m| m.as_mut()).filter(|machine| machine.counts());
-        let Some(Machine { life, groups, partition, epoch }) = here else {
+        let current = machine.as_mut().and_then(|m| m.as_mut()).filter(|machine| machine.is_current());
+        let Some(Machine { incarnation, groups, partition, epoch }) = current else {
             drop(machine);
             return done(Err(ErrorCode::CoordinatorLoadInProgress));
         };
         let appended = match leader_epoch {
-            Some(meant) if meant != *epoch => Err(ErrorCode::NotLeaderOrFollower.into()),
+            Some(expected) if expected != *epoch => Err(ErrorCode::NotLeaderOrFollower.into()),
             _ => partition.append_marker(marker, broker.clock.wall_ms(), Some(*epoch)),
         };
         match appended {
             Ok(appended) => {
-                let (life, before, written) = (*life, groups.begin_txn_marker(), self.written.clone());
+                let (incarnation, before, written) =
+                    (*incarnation, groups.begin_txn_marker(), self.written.clone());
                 let TxnMarker { producer_id, commit, .. } = marker;
-                let told = move |result| {
-                    let what = What::Marker { producer_id, before, commit, done };
-                    written.push(Written { index, life, result, what });
+                let on_committed = move |result| {
+                    let kind = WriteKind::Marker { producer_id, before, commit, done };
+                    written.push(CompletedWrite { index, incarnation, result, kind });
                 };
-                partition.when_committed(&appended, Ack::Call(Box::new(told)));
+                partition.when_committed(&appended, Ack::Call(Box::new(on_committed)));
             }
             Err(refused) => {
                 drop(machine);
@@ -391,20 +392,20 @@ impl GroupService {
         }
     }
 
-    /// Offsets of a topic that is gone are forgotten.
+    /// Deletes the offsets of a deleted topic.
     pub(crate) fn on_topic_deleted(&self, broker: &Broker, topic: &str) {
         for index in 0..self.shards.load().len() as i32 {
             self.run(broker, index, None, None, |groups, now_ms| groups.on_topic_deleted(now_ms, topic));
         }
     }
 
-    /// Takes one step of a machine and does what it wants done; false when the machine is not here, or not the one
-    /// that is meant. `guard` is for what the step writes as part of a transaction.
+    /// Runs one step of a machine and carries out its effects; false if the machine is not loaded, or not the
+    /// expected one. `guard` is for the step's writes in a transaction.
     fn run(
         &self,
         broker: &Broker,
         index: i32,
-        meant: Option<u64>,
+        expected: Option<u64>,
         guard: Option<VerificationGuard>,
         step: impl FnOnce(&mut Groups, u64) -> Vec<Effect>,
     ) -> bool {
@@ -413,25 +414,27 @@ impl GroupService {
         let mut replies = Vec::new();
         {
             let mut machine = lock(&shard.machine);
-            let meant = |m: &&mut Machine| m.counts() && meant.is_none_or(|life| life == m.life);
-            let Some(machine) = machine.as_mut().filter(meant) else { return false };
-            let Machine { life, groups, partition, epoch } = machine;
-            let keep = Keep { index, life: *life, partition, epoch: *epoch, guard };
+            let expected = |m: &&mut Machine| {
+                m.is_current() && expected.is_none_or(|incarnation| incarnation == m.incarnation)
+            };
+            let Some(machine) = machine.as_mut().filter(expected) else { return false };
+            let Machine { incarnation, groups, partition, epoch } = machine;
+            let target = PersistTarget { index, incarnation: *incarnation, partition, epoch: *epoch, guard };
             groups.set_wall_ms(now_ms, broker.clock.wall_ms());
             for effect in step(groups, now_ms) {
                 match effect {
                     Effect::Reply(token, response) => replies.push((token, response)),
                     Effect::Persist { records, txn, then, .. } => {
-                        self.persist(broker, &keep, &records, txn, then)
+                        self.persist(broker, &target, &records, txn, then)
                     }
                 }
             }
         }
-        self.ticker.touch();
+        self.timer.on_change();
         let mut waiting = lock(&shard.waiting);
         for (token, response) in replies {
             if let Some(sender) = waiting.remove(&token) {
-                // The client may be gone; its request is answered all the same.
+                // The client may have disconnected; its request is processed all the same.
                 let _ = sender.send(response);
             }
         }
@@ -441,32 +444,33 @@ impl GroupService {
     fn persist(
         &self,
         broker: &Broker,
-        keep: &Keep<'_>,
+        target: &PersistTarget<'_>,
         records: &[GroupRecord],
         txn: Option<TxnProducer>,
         then: PersistToken,
     ) {
-        let Keep { index, life, partition, epoch, guard } = *keep;
-        let (written, wall_ms, what) = (self.written.clone(), broker.clock.wall_ms(), What::Records(then));
+        let PersistTarget { index, incarnation, partition, epoch, guard } = *target;
+        let (written, wall_ms, kind) =
+            (self.written.clone(), broker.clock.wall_ms(), WriteKind::Records(then));
         match partition.append_own(encode(records, txn, wall_ms), wall_ms, Some(epoch), guard) {
             Ok(appended) => {
-                let done = move |result| written.push(Written { index, life, result, what });
+                let done = move |result| written.push(CompletedWrite { index, incarnation, result, kind });
                 partition.when_committed(&appended, Ack::Call(Box::new(done)));
             }
             Err(refused) => {
-                tracing::warn!(index, reason = ?refused.message, "cannot keep group state");
-                written.push(Written { index, life, result: Err(refused.code), what });
+                tracing::warn!(index, reason = ?refused.message, "group state append failed");
+                written.push(CompletedWrite { index, incarnation, result: Err(refused.code), kind });
             }
         }
     }
 }
 
-/// Where what a machine wants kept goes.
-struct Keep<'a> {
+/// Where a machine's records are appended.
+struct PersistTarget<'a> {
     index: i32,
-    life: u64,
+    incarnation: u64,
     partition: &'a Arc<Partition>,
-    /// The leadership of the machine: nothing is appended in another.
+    /// The machine's leader epoch: nothing is appended under another one.
     epoch: i32,
     guard: Option<VerificationGuard>,
 }
@@ -484,7 +488,7 @@ fn encode(records: &[GroupRecord], txn: Option<TxnProducer>, wall_ms: i64) -> By
 }
 
 fn load_batch(batch: &[u8], loader: &mut Loader) -> Result<(), String> {
-    let header = BatchHeader::parse(batch).ok_or("a malformed batch")?;
+    let header = BatchHeader::parse(batch).ok_or("malformed batch header")?;
     if header.is_control() {
         let kind = records::control_kind(batch);
         loader.marker(header.producer_id, header.producer_epoch, kind == Some(ControlKind::Commit));
@@ -504,12 +508,12 @@ fn load_batch(batch: &[u8], loader: &mut Loader) -> Result<(), String> {
 mod tests {
     use super::*;
     use crate::groups::{CommitPartition, CommitTopic, TxnOffsetCommit};
-    use crate::testing::{Still, wait};
+    use crate::testing::{TestBroker, wait};
 
     const PRODUCER: TxnProducer = TxnProducer { id: 7, epoch: 0 };
 
     fn commit(
-        still: &Still,
+        fixture: &TestBroker,
         guard: Option<VerificationGuard>,
         offset: i64,
     ) -> impl Future<Output = Result<Response, ErrorCode>> {
@@ -522,8 +526,8 @@ mod tests {
             instance_id: None,
             topics: vec![CommitTopic { topic: "t".into(), partitions: vec![partition] }],
         };
-        let groups = &still.broker.groups;
-        groups.call_verified(&still.broker, "g", guard, |groups, now_ms, token| {
+        let groups = &fixture.broker.groups;
+        groups.call_verified(&fixture.broker, "g", guard, |groups, now_ms, token| {
             groups.txn_offset_commit(now_ms, token, commit)
         })
     }
@@ -536,34 +540,34 @@ mod tests {
     }
 
     #[test]
-    fn offsets_of_a_transaction_that_ended_meanwhile_open_none() {
-        let still = Still::new();
-        wait(still.broker.groups.ensure_topic(&still.broker)).unwrap();
-        still.settle();
-        let (groups, partition) = (&still.broker.groups, still.partition(OFFSETS_TOPIC));
+    fn offset_commit_verified_before_the_marker_opens_no_transaction() {
+        let fixture = TestBroker::new();
+        wait(fixture.broker.groups.ensure_topic(&fixture.broker)).unwrap();
+        fixture.apply_roles();
+        let (groups, partition) = (&fixture.broker.groups, fixture.partition(OFFSETS_TOPIC));
         let guard = || {
-            let guard = groups.begin_verification(&still.broker, "g", PRODUCER).unwrap();
+            let guard = groups.begin_verification(&fixture.broker, "g", PRODUCER).unwrap();
             guard.map(|guard| guard.verified(0))
         };
         let attempt = |guard, offset| {
             let synced = async {
                 loop {
-                    still.sync(&partition);
+                    fixture.sync(&partition);
                     tokio::task::yield_now().await;
                 }
             };
             wait(async {
                 tokio::select! {
-                    response = commit(&still, guard, offset) => code(response),
-                    () = groups.serve(&still.broker) => panic!("it serves for as long as the broker runs"),
+                    response = commit(&fixture, guard, offset) => code(response),
+                    () = groups.serve(&fixture.broker) => panic!("the service runs until the broker stops"),
                     never = synced => never,
                 }
             })
         };
-        // Two at once: both are verified before either is written, and each with its own guard.
+        // Two concurrent commits: both are verified before either is written, each with its own guard.
         let (one, other) = (guard(), guard());
         assert_eq!(attempt(one, 1), ErrorCode::None);
-        assert_eq!(attempt(other, 2), ErrorCode::None, "it joins the transaction that is open");
+        assert_eq!(attempt(other, 2), ErrorCode::None, "it joins the open transaction");
         let late = (None, one);
         let marker = TxnMarker {
             producer_id: PRODUCER.id,
@@ -573,14 +577,14 @@ mod tests {
             epoch_per_transaction: false,
             attempt: Some(1),
         };
-        groups.write_marker(&still.broker, 0, marker, None, Box::new(|_| {}));
+        groups.write_marker(&fixture.broker, 0, marker, None, Box::new(|_| {}));
         assert_eq!(
             attempt(late.0, 3),
             ErrorCode::CoordinatorNotAvailable,
-            "it was checked while one was open"
+            "checked while a transaction was open"
         );
-        assert_eq!(attempt(late.1, 3), ErrorCode::CoordinatorNotAvailable, "it was verified before the end");
-        still.sync(&partition);
+        assert_eq!(attempt(late.1, 3), ErrorCode::CoordinatorNotAvailable, "verified before the end");
+        fixture.sync(&partition);
         assert_eq!(partition.last_stable(), partition.high_watermark(), "no transaction is open");
         assert_eq!(attempt(guard(), 3), ErrorCode::None);
     }

@@ -1,13 +1,13 @@
-//! The coordinator of consumer groups: a pure machine that takes requests, time and the outcome of writes,
-//! and returns answers and writes.
+//! The group coordinator of one partition: a pure state machine that takes requests, time and the outcome of writes,
+//! and returns responses and writes.
 //!
-//! It owns membership, generations and committed offsets of its groups. It never touches a clock, a socket
-//! or a log: time is an input (`now_ms`, monotonic), an answer is `Effect::Reply`, a write is
-//! `Effect::Persist` and its end comes back through [`Groups::on_persisted`].
+//! It owns membership, generations and committed offsets of its groups. It never touches a clock, a socket or a log:
+//! time is an input (`now_ms`, monotonic), a response is `Effect::Reply`, a write is `Effect::Persist` and its
+//! outcome comes back through [`Groups::on_persisted`].
 //!
-//! Invariants: every token is answered exactly once; an answer that promises durability (a commit, an
-//! assignment, a deletion) comes after its write; writes of one group reach the log in the order of their
-//! effects, and that order alone decides which of two commits wins. The same inputs give the same effects.
+//! Invariants: every token is answered exactly once; a response that promises durability (an offset commit, an
+//! assignment, a deletion) comes after its write; writes of one group reach the log in the order of their effects,
+//! and that order alone decides which of two commits wins. The same inputs give the same effects.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -37,12 +37,12 @@ pub use loader::Loader;
 
 use group::Group;
 use join::{not_synced, refused};
-use outbox::{MemberIds, Outbox, Then, Write};
+use outbox::{MemberIds, OnWritten, Outbox, Write};
 
-/// The only type of group there is so far.
+/// The group type; only classic groups are supported.
 pub const CLASSIC: &str = "classic";
 
-/// What an operator can set.
+/// Configuration of the group coordinator.
 #[derive(Clone, Debug)]
 pub struct Config {
     /// `group.min.session.timeout.ms`
@@ -78,17 +78,17 @@ impl Default for Config {
 /// All groups of one coordinator.
 pub struct Groups {
     groups: HashMap<Arc<str>, Group>,
-    /// Invariant: holds `(wake, name)` exactly for the groups that have a `wake`. A wake may come too early
-    /// (a heartbeat moves a deadline without touching this index), never too late.
+    /// Invariant: holds `(wake, name)` exactly for the groups that have a `wake`. A wake may come too early (a
+    /// heartbeat moves a deadline without touching this index), never too late.
     deadlines: BTreeSet<(u64, Arc<str>)>,
-    /// Which groups hold offsets of a producer's open transaction.
+    /// The groups that hold pending offsets of a producer's open transaction.
     txns: BTreeMap<i64, BTreeSet<Arc<str>>>,
     next_sweep: Option<u64>,
     out: Outbox,
 }
 
 impl Groups {
-    /// No groups. `seed` must be fresh for every process: member ids come from it.
+    /// A coordinator without groups. `seed` must be fresh for every process: member ids are derived from it.
     pub fn new(config: Config, seed: u128) -> Self {
         let out = Outbox {
             config,
@@ -109,12 +109,12 @@ impl Groups {
         }
     }
 
-    /// Tells which wall time belongs to `now_ms`. Records carry wall time; deadlines never do.
+    /// Sets the wall time of `now_ms`. Records carry wall time; deadlines never do.
     pub fn set_wall_ms(&mut self, now_ms: u64, wall_ms: i64) {
         self.out.wall_minus_now_ms = wall_ms.saturating_sub_unsigned(now_ms);
     }
 
-    /// Adds the groups of a partition that has been read.
+    /// Adds the groups of a partition that was loaded.
     pub fn install(&mut self, now_ms: u64, loader: Loader) {
         self.begin(now_ms);
         let (seq, groups) = loader.into_groups(now_ms);
@@ -131,7 +131,7 @@ impl Groups {
         self.maybe_schedule_sweep();
     }
 
-    /// Any request, as data. The methods below are the same without the wrapping.
+    /// Handles any request, as data. The methods below are the same without the wrapping.
     pub fn step(&mut self, now_ms: u64, input: Input) -> Vec<Effect> {
         let reply = |token, response| vec![Effect::Reply(token, response)];
         match input {
@@ -166,7 +166,7 @@ impl Groups {
         }
     }
 
-    /// JoinGroup. The answer may come with any later effect.
+    /// JoinGroup. The response may come with any later effect.
     pub fn join(&mut self, now_ms: u64, token: Token, join: Join) -> Vec<Effect> {
         self.begin(now_ms);
         let error = self.check_join(&join);
@@ -199,14 +199,14 @@ impl Groups {
         } else if !names || !fits(instance) || !fits(&join.protocol_type) || !fits(&join.client_id) {
             ErrorCode::InvalidRequest
         } else if join.protocol_type.is_empty() || join.protocols.is_empty() {
-            // No group can be made of that, so none is made.
+            // No protocol could be selected, so no group is created.
             ErrorCode::InconsistentGroupProtocol
         } else {
             ErrorCode::None
         }
     }
 
-    /// SyncGroup. The answer may come with any later effect.
+    /// SyncGroup. The response may come with any later effect.
     pub fn sync(&mut self, now_ms: u64, token: Token, sync: Sync) -> Vec<Effect> {
         self.begin(now_ms);
         let name = sync.group.clone();
@@ -221,7 +221,7 @@ impl Groups {
         self.finish()
     }
 
-    /// Heartbeat. Hot: no allocation, and no index is touched.
+    /// Heartbeat. Hot path: no allocation, and no index is touched.
     pub fn heartbeat(
         &mut self,
         now_ms: u64,
@@ -238,7 +238,7 @@ impl Groups {
         }
     }
 
-    /// LeaveGroup. The answer does not wait for the log: a member that comes back by accident expires.
+    /// LeaveGroup. The response does not wait for the log: a member that reappears after a lost write expires.
     pub fn leave(&mut self, now_ms: u64, token: Token, leave: Leave) -> Vec<Effect> {
         self.begin(now_ms);
         let name = leave.group.clone();
@@ -256,7 +256,7 @@ impl Groups {
         self.finish()
     }
 
-    /// OffsetCommit. The answer waits until the offsets are in the log.
+    /// OffsetCommit. The response waits until the offsets are in the log.
     pub fn offset_commit(&mut self, now_ms: u64, token: Token, commit: OffsetCommit) -> Vec<Effect> {
         self.begin(now_ms);
         let name = commit.group.clone();
@@ -268,8 +268,8 @@ impl Groups {
         self.finish()
     }
 
-    /// TxnOffsetCommit. The answer waits until the offsets are in the log; they become visible with the
-    /// producer's commit marker.
+    /// TxnOffsetCommit. The response waits until the offsets are in the log; they become visible with the producer's
+    /// commit marker.
     pub fn txn_offset_commit(&mut self, now_ms: u64, token: Token, commit: TxnOffsetCommit) -> Vec<Effect> {
         self.begin(now_ms);
         let name = commit.group.clone();
@@ -286,21 +286,21 @@ impl Groups {
         self.finish()
     }
 
-    /// A client that does not use membership needs no group before its first commit.
+    /// Creates the group for a client without membership, which needs none before its first commit.
     fn maybe_ensure(&mut self, name: &Arc<str>, generation: i32) {
         if generation < 0 && name.len() <= records::MAX_STR {
             self.ensure(name);
         }
     }
 
-    /// There is no such group: its name is impossible, or the generation is of a group that is gone.
+    /// Rejects a commit to an unknown group: its name is invalid, or the generation is of a deleted group.
     fn refuse_commit(&mut self, token: Token, name: &str, topics: &[CommitTopic]) {
         let too_long = name.len() > records::MAX_STR;
         let error = if too_long { ErrorCode::InvalidGroupId } else { ErrorCode::IllegalGeneration };
         self.out.reply(token, Response::OffsetCommit(commit::all(topics, error)));
     }
 
-    /// A marker was appended behind everything whose write was asked for so far. Returns its place among the writes, for
+    /// A marker was appended after all writes requested so far. Returns its position among the writes, for
     /// [`Groups::on_txn_marker`].
     pub fn begin_txn_marker(&mut self) -> PersistToken {
         let token = self.out.next_write();
@@ -308,13 +308,14 @@ impl Groups {
         token
     }
 
-    /// A marker is committed. It decides over the offsets of its producer that are in the log before it, under any epoch: a
-    /// producer that was fenced is ended under a newer one. It may be called before the end of those writes is known.
+    /// A marker is committed. It decides the pending offsets of its producer that precede it in the log, under any
+    /// epoch: the transaction of a fenced producer ends under a newer one. May be called before the outcome of those
+    /// writes is known.
     pub fn on_txn_marker(&mut self, producer_id: i64, before: PersistToken, commit: bool) {
         self.on_txn_marker_in(producer_id, before, commit, |_| true);
     }
 
-    /// The same for a marker in the partition whose groups `in_partition` picks.
+    /// As [`Groups::on_txn_marker`], for the partition whose groups `in_partition` selects.
     pub fn on_txn_marker_in(
         &mut self,
         producer_id: i64,
@@ -332,7 +333,7 @@ impl Groups {
         }
     }
 
-    /// A write ended: it is durable, or it failed with this error of the log.
+    /// A write completed: it is durable, or it failed with this error.
     pub fn on_persisted(
         &mut self,
         now_ms: u64,
@@ -344,26 +345,26 @@ impl Groups {
             return self.finish();
         };
         match then {
-            Then::Nothing => {
+            OnWritten::Nothing => {
                 if let Err(error) = result {
-                    tracing::warn!(group = %name, ?error, "write lost; a restart will show older state");
+                    tracing::warn!(group = %name, ?error, "group write failed; a restart will load older state");
                 }
             }
-            Then::DeleteGroup { .. } => self.on_group_deleted(&name, write, then, result),
-            Then::StaticJoin { token, response } => {
+            OnWritten::DeleteGroup { .. } => self.on_group_deleted(&name, write, then, result),
+            OnWritten::StaticJoin { token, response } => {
                 let response = match result {
                     Ok(()) => response,
                     Err(error) => refused(&Arc::default(), codes::of_group_write(error)),
                 };
                 self.out.reply(token, Response::Join(response));
             }
-            Then::Assignment { assignments } => {
+            OnWritten::Assignment { assignments } => {
                 if let Some(group) = self.groups.get_mut(&name) {
                     group.on_assignment_written(&mut self.out, write, assignments, result);
                 }
                 self.reindex(&name);
             }
-            Then::Commit { .. } | Then::TxnCommit { .. } | Then::Tombstones { .. } => {
+            OnWritten::Commit { .. } | OnWritten::TxnCommit { .. } | OnWritten::Tombstones { .. } => {
                 self.on_offsets_written(&name, write, then, result);
             }
         }
@@ -374,7 +375,7 @@ impl Groups {
         &mut self,
         name: &Arc<str>,
         write: PersistToken,
-        then: Then,
+        then: OnWritten,
         result: Result<(), ErrorCode>,
     ) {
         let answer = |response| match result {
@@ -383,7 +384,7 @@ impl Groups {
         };
         let offsets = self.groups.get_mut(name).map(|group| &mut group.offsets);
         match then {
-            Then::Commit { token, response } => {
+            OnWritten::Commit { token, response } => {
                 match (offsets, result) {
                     (Some(offsets), Ok(())) => offsets.on_durable(write),
                     (Some(offsets), Err(_)) => offsets.on_failed(write),
@@ -391,7 +392,7 @@ impl Groups {
                 }
                 self.out.reply(token, Response::OffsetCommit(answer(response)));
             }
-            Then::TxnCommit { token, response, producer_id } => {
+            OnWritten::TxnCommit { token, response, producer_id } => {
                 let still_open =
                     offsets.is_some_and(|o| o.on_txn_written(producer_id, write, result.is_ok()));
                 if !still_open && let Some(names) = self.txns.get_mut(&producer_id) {
@@ -402,7 +403,7 @@ impl Groups {
                 }
                 self.out.reply(token, Response::OffsetCommit(answer(response)));
             }
-            Then::Tombstones { keys, asked } => {
+            OnWritten::Tombstones { keys, asked } => {
                 if let (Some(offsets), Ok(())) = (offsets, result) {
                     offsets.on_tombstones(&keys, write);
                 }
@@ -411,17 +412,20 @@ impl Groups {
                     self.out.reply(token, Response::OffsetDelete(response));
                 }
             }
-            Then::Nothing | Then::Assignment { .. } | Then::StaticJoin { .. } | Then::DeleteGroup { .. } => {}
+            OnWritten::Nothing
+            | OnWritten::Assignment { .. }
+            | OnWritten::StaticJoin { .. }
+            | OnWritten::DeleteGroup { .. } => {}
         }
     }
 
-    /// When [`Groups::tick`] has something to do. May be early, never late.
+    /// The time at which [`Groups::tick`] has work. May be early, never late.
     pub fn next_deadline(&self) -> Option<u64> {
         let group = self.deadlines.first().map(|(at, _)| *at);
         [group, self.next_sweep].into_iter().flatten().min()
     }
 
-    /// Lets time pass: sessions expire, rebalances stop waiting, old offsets go.
+    /// Advances time: sessions expire, rebalances time out, expired offsets are deleted.
     pub fn tick(&mut self, now_ms: u64) -> Vec<Effect> {
         self.begin(now_ms);
         while let Some((at, name)) = self.deadlines.first().cloned() {
@@ -445,8 +449,8 @@ impl Groups {
         self.finish()
     }
 
-    /// Gives up the groups that `leaving` picks, because another node coordinates them now or this one
-    /// stops. Whoever waits is told to look for the coordinator.
+    /// Unloads the groups that `leaving` selects, because another node coordinates them now or this one stops.
+    /// Waiting requests get NOT_COORDINATOR.
     pub fn unload(&mut self, now_ms: u64, leaving: impl Fn(&str) -> bool) -> Vec<Effect> {
         self.begin(now_ms);
         let error = ErrorCode::NotCoordinator;
@@ -471,8 +475,8 @@ impl Groups {
         self.finish()
     }
 
-    /// Answers those that wait for a write of a group that left: they have to ask the next coordinator, which
-    /// finds in its log whether the write got there.
+    /// Answers the requests that wait for a write of an unloaded group: they have to retry with the next coordinator,
+    /// which finds in its log whether the write got there.
     fn abandon_writes(&mut self, leaving: impl Fn(&str) -> bool) {
         let error = ErrorCode::NotCoordinator;
         let mut tokens: Vec<_> =
@@ -481,34 +485,36 @@ impl Groups {
         for write in tokens {
             let Some(Write { group, then }) = self.out.writes.remove(&write) else { continue };
             match then {
-                Then::Nothing | Then::Assignment { .. } | Then::Tombstones { asked: None, .. } => {}
-                Then::StaticJoin { token, .. } => {
+                OnWritten::Nothing
+                | OnWritten::Assignment { .. }
+                | OnWritten::Tombstones { asked: None, .. } => {}
+                OnWritten::StaticJoin { token, .. } => {
                     self.out.reply(token, Response::Join(refused(&Arc::default(), error)));
                 }
-                Then::Commit { token, response } | Then::TxnCommit { token, response, .. } => {
+                OnWritten::Commit { token, response } | OnWritten::TxnCommit { token, response, .. } => {
                     self.out.reply(token, Response::OffsetCommit(commit::failed(response, error)));
                 }
-                Then::Tombstones { asked: Some((token, response)), .. } => {
+                OnWritten::Tombstones { asked: Some((token, response)), .. } => {
                     let topics = commit::failed(response, error);
                     let response = OffsetDeleteResponse { error: ErrorCode::None, topics };
                     self.out.reply(token, Response::OffsetDelete(response));
                 }
-                Then::DeleteGroup { .. } => self.on_group_deleted(&group, write, then, Err(error)),
+                OnWritten::DeleteGroup { .. } => self.on_group_deleted(&group, write, then, Err(error)),
             }
         }
     }
 
-    /// How many groups there are.
+    /// Number of groups.
     pub fn len(&self) -> usize {
         self.groups.len()
     }
 
-    /// Whether there is no group.
+    /// True if there are no groups.
     pub fn is_empty(&self) -> bool {
         self.groups.is_empty()
     }
 
-    /// Everything that a reload of the log must find again, for groups that do not rebalance.
+    /// The state that a reload of the log must reproduce, for groups that do not rebalance.
     #[cfg(test)]
     fn image(&self) -> String {
         let mut names: Vec<_> = self.groups.keys().collect();
@@ -546,8 +552,8 @@ impl Groups {
         Some(group)
     }
 
-    /// Puts the group under its next deadline. Every change of a group but a heartbeat or a commit, which
-    /// only move deadlines away, ends here.
+    /// Indexes the group by its next deadline. Every change of a group ends here, except a heartbeat or a commit,
+    /// which only postpone deadlines.
     fn reindex(&mut self, name: &Arc<str>) {
         let Some(group) = self.groups.get_mut(name) else { return };
         let next = group.next_deadline();
@@ -564,8 +570,8 @@ impl Groups {
     }
 }
 
-/// The partition of `__consumer_offsets` that keeps a group: Java's `hashCode` of its name, as every client
-/// and tool computes it.
+/// The partition of `__consumer_offsets` that holds a group: Java's `hashCode` of its name, as every client and tool
+/// computes it.
 pub fn partition_for(group_id: &str, partitions: i32) -> i32 {
     let hash =
         group_id.encode_utf16().fold(0i32, |hash, unit| hash.wrapping_mul(31).wrapping_add(i32::from(unit)));

@@ -1,4 +1,4 @@
-//! One file per API. A handler turns a decoded request into a decoded response; it owns no state.
+//! Request handlers, one file per API. A handler turns a decoded request into a decoded response; it owns no state.
 
 pub(crate) mod add_offsets_to_txn;
 pub(crate) mod add_partitions_to_txn;
@@ -49,18 +49,18 @@ use hashbrown::HashSet;
 
 use moim_wire_kafka::KString;
 
-/// The names that occur more than once. Linear: a request may name as many things as fit into it.
+/// The names that occur more than once. Linear time: a request may name as many items as fit into it.
 pub(crate) fn repeated<'a>(names: impl Iterator<Item = &'a str>) -> HashSet<&'a str> {
     let mut seen = HashSet::new();
     names.filter(|name| !seen.insert(*name)).collect()
 }
 
-/// Text that outlives the request it came in.
+/// Copies text that must outlive its request.
 pub(crate) fn shared(text: &KString) -> Arc<str> {
     text.as_str().into()
 }
 
-/// The same for text that may be missing.
+/// As [`shared`], for nullable text.
 pub(crate) fn optional(text: Option<&KString>) -> Option<Arc<str>> {
     text.map(shared)
 }

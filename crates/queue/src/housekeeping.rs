@@ -1,8 +1,7 @@
-//! What the broker does by itself: retention, compaction, forgetting idle producers, snapshots of producer
-//! state, the scrub.
+//! Periodic maintenance: retention, compaction, producer-id expiration, producer snapshots, the scrub.
 //!
-//! All of it touches disks, so it runs on a thread of its own, one job at a time; the event loops never wait
-//! for it. Coordinator timers run on the first loop.
+//! All of it does disk I/O, so it runs on its own thread, one job at a time; the event loops never wait for it.
+//! Coordinator timers run on the first loop.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -17,20 +16,20 @@ use crate::compaction::{self, Progress};
 use crate::loops::lock;
 use crate::partition::Partition;
 
-/// How often the thread looks whether something is due.
+/// Interval at which the thread checks for due jobs.
 const STEP: Duration = Duration::from_millis(200);
-/// How often producer state is kept with the journals, so that a restart replays little.
+/// Interval of producer snapshots, which keep the replay after a restart short.
 const SNAPSHOT_MS: u64 = 60_000;
 
-/// Starts the coordinators' timers on this loop and the thread for everything slow.
+/// Starts the coordinators' timers on this loop and the maintenance thread.
 pub(crate) fn spawn(broker: &Arc<Broker>) {
     spawn_timers(broker);
-    let keeper = Arc::clone(broker);
-    let started = std::thread::Builder::new().name("housekeeping".into()).spawn(move || run(&keeper));
+    let shared = Arc::clone(broker);
+    let started = std::thread::Builder::new().name("housekeeping".into()).spawn(move || run(&shared));
     match started {
         Ok(thread) => *lock(&broker.housekeeping) = Some(thread),
         Err(error) => {
-            tracing::error!(%error, "cannot start housekeeping");
+            tracing::error!(%error, "housekeeping thread start failed");
             broker.shutdown.stop();
         }
     }
@@ -39,11 +38,11 @@ pub(crate) fn spawn(broker: &Arc<Broker>) {
 /// Starts all of it on this loop.
 pub(crate) fn spawn_here(broker: &Arc<Broker>) {
     spawn_timers(broker);
-    let keeper = Arc::clone(broker);
+    let shared = Arc::clone(broker);
     broker.scope.spawn("housekeeping", async move {
-        let mut keeps = Keeps::default();
-        while !keeper.shutdown.is_stopped() {
-            keeps.step(&keeper);
+        let mut maintenance = Maintenance::default();
+        while !shared.shutdown.is_stopped() {
+            maintenance.step(&shared);
             tokio::time::sleep(STEP).await;
         }
     });
@@ -55,30 +54,30 @@ fn spawn_timers(broker: &Arc<Broker>) {
     scope.spawn("groups", async move { groups.groups.serve(&groups).await });
     let transactions = Arc::clone(broker);
     scope.spawn("transactions", async move { transactions.transactions.serve(&transactions).await });
-    scope.spawn("view", crate::view::run(Arc::clone(broker)));
-    scope.spawn("roles", Arc::clone(broker).serve_roles());
+    scope.spawn("view", crate::metadata_watch::run(Arc::clone(broker)));
+    scope.spawn("roles", Arc::clone(broker).run_role_changes());
 }
 
 fn run(broker: &Broker) {
-    let mut keeps = Keeps::default();
+    let mut maintenance = Maintenance::default();
     while !broker.shutdown.is_stopped() {
-        keeps.step(broker);
+        maintenance.step(broker);
         std::thread::sleep(STEP);
     }
 }
 
-/// When what was last done, and how far.
+/// Last run and progress of each job.
 #[derive(Default)]
-struct Keeps {
+struct Maintenance {
     due: Due,
     progress: Progress,
-    /// Damage that the last whole round of the scrub found, and this one so far.
+    /// Damage found by the last complete scrub pass, and by the current pass so far.
     damage: BTreeSet<String>,
     found: BTreeSet<String>,
 }
 
-impl Keeps {
-    /// Does what is due.
+impl Maintenance {
+    /// Runs the jobs that are due.
     fn step(&mut self, broker: &Broker) {
         let now = broker.clock.monotonic_ms();
         if self.due.retention.is_due(now, broker.options.retention_check_ms) {
@@ -94,7 +93,7 @@ impl Keeps {
         if slice > 0 {
             let report = broker.store.scrub_step(slice);
             if report.round_done {
-                // What is still there, and what is new in the next round, is told once.
+                // Damage is logged once: when it is new in a scrub pass.
                 self.damage = std::mem::take(&mut self.found);
             }
             for damage in report.damage {
@@ -132,7 +131,7 @@ impl Timer {
 
 fn for_each_partition(broker: &Broker, mut f: impl FnMut(&Arc<Partition>)) {
     for topic in broker.topics.all() {
-        for partition in topic.copies() {
+        for partition in topic.replicas() {
             if broker.shutdown.is_stopped() {
                 return;
             }
@@ -154,7 +153,7 @@ fn retention(broker: &Broker) {
         }
         let older_than_ms = config.retention_ms.map(|ms| now_ms.saturating_sub(ms));
         if let Some(cutoff) = older_than_ms {
-            // What is all too old must not wait for its segment to fill up.
+            // An active segment whose records are all expired must not wait until it is full.
             let active = partition.journal.segments().pop();
             if active.is_some_and(|s| (0..cutoff).contains(&s.max_timestamp_ms)) {
                 partition.journal.roll_if_older(i64::MAX);
@@ -165,12 +164,18 @@ fn retention(broker: &Broker) {
         let before = partition.journal.start();
         match partition.journal.retain(retain) {
             Ok(start) if start > before => {
-                tracing::debug!(topic = %partition.topic, partition = partition.index, start, "retention moved the log start");
+                tracing::debug!(
+                    topic = %partition.topic, partition = partition.index, start,
+                    "log start moved by retention"
+                );
                 partition.on_log_start();
             }
             Ok(_) => {}
             Err(error) => {
-                tracing::warn!(topic = %partition.topic, partition = partition.index, %error, "retention failed; it tries again");
+                tracing::warn!(
+                    topic = %partition.topic, partition = partition.index, %error,
+                    "retention failed; retrying"
+                );
             }
         }
     });
@@ -190,12 +195,18 @@ fn compact(broker: &Broker, progress: &mut Progress) {
             .roll_if_older(now_ms.saturating_sub(config.segment_ms.min(config.max_compaction_lag_ms)));
         match compaction::compact(partition, &config, progress.of(partition), now_ms) {
             Ok(Some(done)) => {
-                tracing::debug!(topic = %partition.topic, partition = partition.index, keys = done.keys, "compacted");
-                progress.note(partition, done.clean_until);
+                tracing::debug!(
+                    topic = %partition.topic, partition = partition.index, keys = done.keys,
+                    "log compacted"
+                );
+                progress.note(partition, done.first_dirty_offset);
             }
             Ok(None) => {}
             Err(error) => {
-                tracing::warn!(topic = %partition.topic, partition = partition.index, %error, "compaction failed; it tries again");
+                tracing::warn!(
+                    topic = %partition.topic, partition = partition.index, %error,
+                    "compaction failed; retrying"
+                );
             }
         }
     });

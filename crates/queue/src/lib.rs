@@ -1,10 +1,11 @@
-//! The queue: a broker that Kafka clients use unmodified.
+//! The queue: a broker that unmodified Kafka clients use.
 //!
-//! [`Broker::open`] recovers topics, groups and transactions from the journals; [`Server::start`] serves them
-//! on event loops. A request goes `connection` → `dispatch` → `handlers/<api>` → `partition` (or a
-//! coordinator) → journal. The coordinators' cores ([`groups`], `transactions`, `producers`) are pure state
-//! machines; the services beside them do their I/O.
+//! [`Broker::open`] recovers topics, groups and transactions from the journals; [`Server::start`] serves them on
+//! event loops. The request path is `connection` → `dispatch` → `handlers/<api>` → `partition` (or a coordinator) →
+//! journal. The cores of the group coordinator ([`groups`]), the transaction coordinator (`transactions`) and the
+//! producer state manager (`producer_state`) are pure state machines; the services beside them do their I/O.
 
+mod async_response;
 mod broker;
 mod broker_config;
 mod brokers;
@@ -12,6 +13,7 @@ mod compaction;
 mod completions;
 mod config;
 mod connection;
+mod deadline_timer;
 mod dispatch;
 mod fetch_sessions;
 mod framing;
@@ -19,28 +21,26 @@ mod group_service;
 pub mod groups;
 mod handlers;
 mod housekeeping;
-mod later;
-mod log_budget;
-mod loop_watch;
+mod log_rate_limit;
+mod loop_watchdog;
 mod loops;
+mod metadata_watch;
 mod metrics;
 mod partition;
+mod partition_registration;
 mod peers;
-mod placement;
 #[cfg(feature = "planted")]
 pub mod planted;
 mod producer_ids;
-mod producers;
-mod reply;
+mod producer_state;
+mod response_writer;
 mod sasl;
 mod server;
 #[cfg(test)]
 mod testing;
-mod ticker;
 mod topics;
 mod transaction_service;
 pub mod transactions;
-mod view;
 
 pub use broker::{Broker, BrokerOptions, BrokerParts, DECOMPRESSION_RESERVE, Summary};
 pub use config::Defaults;

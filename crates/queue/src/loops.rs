@@ -1,10 +1,10 @@
-//! The event loops and how they are woken.
+//! The event loops and their wake-ups.
 //!
-//! A connection lives on one loop. What happens elsewhere (the disk thread finished a sync, another loop
-//! appended to a partition somebody waits for) reaches it through that loop's mailbox: one wake-up of the
-//! loop for many news, because waking a sleeping thread costs a system call and news come in bunches.
+//! A connection runs on one loop. Events from other threads (a sync completed on the disk thread, another loop
+//! appended to a partition that a fetch waits for) reach it through that loop's mailbox: one wake-up of the loop
+//! delivers many events, because waking a sleeping thread costs a system call and events come in bursts.
 //!
-//! A [`Wake`] works from any thread; going through the mailbox only makes it cheap.
+//! A [`Wake`] works from any thread; the mailbox only makes it cheap.
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -16,15 +16,15 @@ use tokio::sync::Notify;
 use moim_journal::DurableSink;
 
 thread_local! {
-    /// Which loop this thread runs, and of which broker: one process may have several.
-    static HERE: Cell<(usize, usize)> = const { Cell::new((0, 0)) };
+    /// The loop that this thread runs, and of which broker: one process may have several.
+    static CURRENT_LOOP: Cell<(usize, usize)> = const { Cell::new((0, 0)) };
 }
 
-/// How to wake one connection.
+/// The wake-up handle of one connection.
 pub(crate) struct Wake {
-    /// Which loop the connection lives on.
+    /// The loop that the connection runs on.
     pub(crate) on_loop: usize,
-    /// Unique in the life of the process.
+    /// The connection's number, unique within the process.
     pub(crate) connection: u64,
     woken: AtomicBool,
     waker: Mutex<Option<Waker>>,
@@ -43,7 +43,7 @@ impl Wake {
         }
     }
 
-    /// Ready when somebody has had news for this connection since the last time it was ready.
+    /// Ready if the connection was woken since the last time it was ready.
     pub(crate) fn poll_woken(&self, cx: &mut Context<'_>) -> Poll<()> {
         if self.woken.swap(false, Ordering::AcqRel) {
             return Poll::Ready(());
@@ -70,8 +70,8 @@ struct Mailbox {
 struct Loop {
     mailbox: Mutex<Mailbox>,
     notify: Notify,
-    /// When it last said that it turns, on the monotonic clock; 0 before it runs.
-    beat_ms: AtomicU64,
+    /// Time of the last heartbeat on the monotonic clock; 0 before the loop runs.
+    heartbeat_ms: AtomicU64,
 }
 
 /// All loops of the broker.
@@ -88,31 +88,37 @@ impl Loops {
         self.loops.len()
     }
 
-    /// Loop `at` turns.
-    pub(crate) fn beat(&self, at: usize, now_ms: u64) {
-        self.loops[at].beat_ms.store(now_ms.max(1), Ordering::Relaxed);
+    /// Records a heartbeat of loop `at`.
+    pub(crate) fn heartbeat(&self, at: usize, now_ms: u64) {
+        self.loops[at].heartbeat_ms.store(now_ms.max(1), Ordering::Relaxed);
     }
 
-    /// How many loops have not turned for so long.
+    /// Number of loops without a heartbeat for `for_ms`.
     pub(crate) fn stalled(&self, now_ms: u64, for_ms: u64) -> usize {
-        let beats = self.loops.iter().map(|one| one.beat_ms.load(Ordering::Relaxed));
-        beats.filter(|beat_ms| *beat_ms != 0 && now_ms.saturating_sub(*beat_ms) >= for_ms).count()
+        let heartbeats = self.loops.iter().map(|one| one.heartbeat_ms.load(Ordering::Relaxed));
+        heartbeats
+            .filter(|heartbeat_ms| *heartbeat_ms != 0 && now_ms.saturating_sub(*heartbeat_ms) >= for_ms)
+            .count()
     }
 
-    /// How long the most silent loop has not turned; 0 before they run.
-    pub(crate) fn silent_ms(&self, now_ms: u64) -> u64 {
-        let beats = self.loops.iter().map(|one| one.beat_ms.load(Ordering::Relaxed));
-        beats.filter(|beat_ms| *beat_ms != 0).map(|beat_ms| now_ms.saturating_sub(beat_ms)).max().unwrap_or(0)
+    /// Time since the oldest heartbeat; 0 before the loops run.
+    pub(crate) fn stalled_ms(&self, now_ms: u64) -> u64 {
+        let heartbeats = self.loops.iter().map(|one| one.heartbeat_ms.load(Ordering::Relaxed));
+        heartbeats
+            .filter(|heartbeat_ms| *heartbeat_ms != 0)
+            .map(|heartbeat_ms| now_ms.saturating_sub(heartbeat_ms))
+            .max()
+            .unwrap_or(0)
     }
 
-    /// This thread runs loop `at` from now on.
+    /// Registers this thread as the one that runs loop `at`.
     pub(crate) fn enter(&self, at: usize) {
-        HERE.set((std::ptr::from_ref(self).addr(), at));
+        CURRENT_LOOP.set((std::ptr::from_ref(self).addr(), at));
     }
 
-    /// The loop that this thread runs, if it runs one.
-    fn here(&self) -> Option<usize> {
-        let (of, at) = HERE.get();
+    /// The loop that this thread runs, if any.
+    fn current_loop(&self) -> Option<usize> {
+        let (of, at) = CURRENT_LOOP.get();
         (of == std::ptr::from_ref(self).addr()).then_some(at)
     }
 
@@ -121,10 +127,10 @@ impl Loops {
         if wakes.is_empty() {
             return;
         }
-        let here = self.here();
+        let current_loop = self.current_loop();
         let mut touched = 0u128;
         for wake in wakes.drain(..) {
-            if Some(wake.on_loop) == here {
+            if Some(wake.on_loop) == current_loop {
                 wake.wake();
             } else {
                 touched |= 1 << (wake.on_loop % 128);
@@ -139,9 +145,9 @@ impl Loops {
         }
     }
 
-    /// Wakes one connection from wherever the caller is.
+    /// Wakes one connection, from any thread.
     pub(crate) fn wake_one(&self, wake: &Arc<Wake>) {
-        if Some(wake.on_loop) == self.here() {
+        if Some(wake.on_loop) == self.current_loop() {
             wake.wake();
         } else {
             let l = &self.loops[wake.on_loop];
@@ -150,8 +156,9 @@ impl Loops {
         }
     }
 
-    /// Waits for mail of loop `at` and hands over what there is. `durable` and the vector are reused.
-    pub(crate) async fn mail(&self, at: usize, durable: &mut Vec<(u64, i64)>) {
+    /// Waits for the mail of loop `at`: delivers wake-ups and returns durable ends. `durable` and the vector are
+    /// reused.
+    pub(crate) async fn receive(&self, at: usize, durable: &mut Vec<(u64, i64)>) {
         let l = &self.loops[at];
         loop {
             let mut wakes = Vec::new();
@@ -174,7 +181,7 @@ impl Loops {
 }
 
 impl DurableSink for Loops {
-    /// Runs on the disk thread, once per sync. A partition's progress always goes to the same loop.
+    /// Runs on the disk thread, once per sync. Progress of one partition always goes to the same loop.
     fn on_durable(&self, advanced: &[(u64, i64)]) {
         let count = self.loops.len() as u64;
         for (i, l) in self.loops.iter().enumerate() {
@@ -188,8 +195,8 @@ impl DurableSink for Loops {
 }
 
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // A panic while a lock was held stops the process through its task scope; until it does, nobody is
-    // served from state that may be half changed.
+    // A panic while a lock is held stops the process through its task scope; until it does, no request is served from
+    // state that may be half changed.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -198,30 +205,30 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_most_silent_loop_is_told() {
+    fn longest_stall_is_reported() {
         let loops = Loops::new(3);
-        assert_eq!(loops.silent_ms(50_000), 0, "none runs yet");
-        loops.beat(0, 40_000);
-        loops.beat(1, 49_500);
-        assert_eq!((loops.silent_ms(50_000), loops.stalled(50_000, 1_000)), (10_000, 1));
-        loops.beat(0, 50_000);
-        assert_eq!((loops.silent_ms(50_000), loops.stalled(50_000, 1_000)), (500, 0));
+        assert_eq!(loops.stalled_ms(50_000), 0, "no loop runs yet");
+        loops.heartbeat(0, 40_000);
+        loops.heartbeat(1, 49_500);
+        assert_eq!((loops.stalled_ms(50_000), loops.stalled(50_000, 1_000)), (10_000, 1));
+        loops.heartbeat(0, 50_000);
+        assert_eq!((loops.stalled_ms(50_000), loops.stalled(50_000, 1_000)), (500, 0));
     }
 
     #[test]
-    fn durable_news_reach_the_loop_that_owns_the_partition() {
+    fn durability_notification_reaches_the_loop_that_owns_the_partition() {
         let loops = Loops::new(2);
         loops.on_durable(&[(4, 10), (5, 11)]);
         let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
         runtime.block_on(async {
             let mut durable = Vec::new();
-            loops.mail(1, &mut durable).await;
+            loops.receive(1, &mut durable).await;
             assert_eq!(durable, [(5, 11)]);
         });
     }
 
     #[test]
-    fn a_wake_from_another_thread_is_delivered_by_the_loop_itself() {
+    fn wake_from_another_thread_is_delivered_by_the_loop() {
         let loops = Loops::new(1);
         let wake = Wake::new(0, 7);
         loops.wake(&mut vec![Arc::clone(&wake)]);
@@ -229,7 +236,7 @@ mod tests {
         runtime.block_on(async {
             let mut durable = Vec::new();
             tokio::select! {
-                () = loops.mail(0, &mut durable) => panic!("nothing durable was reported"),
+                () = loops.receive(0, &mut durable) => panic!("nothing durable was reported"),
                 () = std::future::poll_fn(|cx| wake.poll_woken(cx)) => {}
             }
         });

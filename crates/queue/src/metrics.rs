@@ -1,9 +1,9 @@
-//! What the queue counts.
+//! The queue's metrics.
 
 use moim_base::metrics::{Counter, Family, Metrics};
 use moim_wire_kafka::ApiKey;
 
-/// Counters of the broker. The per-API ones are an array: counting a request takes no lock.
+/// Counters of the broker. The per-API counters are an array: counting a request takes no lock.
 pub(crate) struct QueueMetrics {
     pub(crate) produced_bytes: Counter,
     pub(crate) fetched_bytes: Counter,
@@ -51,7 +51,7 @@ impl QueueMetrics {
         let family: Family<Vec<(String, String)>, Counter> = Family::default();
         metrics.register("queue_requests", "Requests by API", family.clone());
         let mut requests = Vec::new();
-        for (key, _) in crate::dispatch::SPOKEN {
+        for (key, _) in crate::dispatch::SUPPORTED_APIS {
             let at = *key as usize;
             requests.resize(requests.len().max(at + 1), None);
             requests[at] = Some(family.get_or_create(&vec![("api".into(), key.name().into())]).clone());

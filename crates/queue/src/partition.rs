@@ -1,26 +1,29 @@
-//! One copy of a partition: its journal, what it knows of producers, and who waits for it.
+//! One replica of a partition: its journal, its producer state, and its purgatory of delayed produces and fetches.
 //!
-//! The replica driver (`moim_replica::driver`) decides whether this copy leads or follows and how far it is committed, and
-//! says so through [`copy`]. This owns the order of appends (under the partition's lock, one after the other, and only
-//! while it leads), producer state, the last stable offset, and who is told what.
+//! The replica driver (`moim_replica::driver`) decides whether this replica leads or follows and how far it is
+//! committed, and reports that through [`replica`]. This module owns the order of appends (under the partition's
+//! lock, one after the other, and only as leader), producer state, the last stable offset, and the completion of
+//! delayed requests.
 //!
-//! Locks: first the driver's lock of the copy, then the partition's. Appends happen under both; nothing here calls the
-//! driver while it holds the partition's lock alone.
+//! Lock order: first the driver's lock of the replica, then the partition's lock. Appends happen under both; nothing
+//! here calls the driver while it holds only the partition's lock.
 //!
 //! Invariants:
-//! - the high watermark never goes back, except when the log itself is cut below it (an election that lost data);
-//! - nothing at or above it is given to a consumer, and no produce with `acks=all` is answered before it passed its records;
-//! - a batch is appended only under the leader epoch in which this copy leads: the lock under which that is checked is the
-//!   one under which a leadership ends;
-//! - producer state is exactly what replaying the journal from its start up to `State::applied` would give, on followers too.
+//! - the high watermark never moves back, except when the log itself is truncated below it (an unclean election);
+//! - no record at or above it is returned to a consumer, and no produce with `acks=all` is acknowledged before it
+//!   passed its records;
+//! - a batch is appended only under the leader epoch in which this replica leads: leadership is checked and ended
+//!   under the same lock;
+//! - producer state is exactly what a replay of the journal from its start up to `State::applied` gives, on followers
+//!   too.
 
 mod check;
-mod copy;
+mod purgatory;
 mod read;
+mod replica;
 #[cfg(test)]
 mod tests;
 mod transactions;
-mod waiting;
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicI16, AtomicI32, AtomicI64, Ordering};
@@ -38,140 +41,141 @@ use moim_wire_kafka::error::ErrorCode;
 use moim_wire_kafka::records::{self, BatchHeader, PATCH_LEN, RecordsError, ValidateLimits};
 
 use self::check::{check_timestamps, keyless_records, refuse_append, refuse_records};
+use self::purgatory::{Notifications, Purgatory};
 use self::transactions::MarkerAttempts;
-use self::waiting::{Told, Waiters};
 use crate::completions::Completions;
 use crate::config::TopicConfig;
 use crate::loops::{Loops, Wake, lock};
-use crate::producers::{BatchInfo, Check, Producers, RefusedBatches, Stragglers};
+use crate::producer_state::{BatchInfo, Check, ProducerStateManager, RejectedBatches, ReorderedBatches};
 
 pub(crate) use self::check::{batch_info, compression_allowed};
-pub(crate) use self::copy::Copy;
-pub(crate) use self::read::{Fetched, Standing};
+pub(crate) use self::purgatory::{Ack, Call, DelayedProduce};
+pub(crate) use self::read::{Fetched, OffsetSnapshot};
+pub(crate) use self::replica::ReplicaOwner;
 pub(crate) use self::transactions::{TxnMarker, VerificationGuard};
-pub(crate) use self::waiting::{Ack, Call, PendingAcks};
 
-/// No batch may decompress to more than this, whatever it claims.
+/// Maximum decompressed size of a batch, whatever its header claims.
 pub(crate) const MAX_DECOMPRESSED_BYTES: usize = 128 << 20;
 
-/// Compressing a byte takes about as long as looking at so many.
+/// Cost of compressing a byte, in bytes validated.
 const RECOMPRESSION_COST: usize = 16;
-/// Uncompressed bytes that are looked at in the time that one is decompressed and looked at.
+/// Uncompressed bytes that are validated in the time that one byte is decompressed and validated.
 const PLAIN_BYTES_PER_WORK: usize = 4;
 
-/// Stands for "does not lead" where a leader epoch is kept.
+/// The value of a leader epoch while this replica does not lead.
 const NOT_LEADING: i32 = -1;
 
-/// One copy of a partition, on this node.
+/// One replica of a partition, on this node.
 pub(crate) struct Partition {
     pub(crate) topic: Arc<str>,
     pub(crate) topic_id: TopicId,
     pub(crate) index: i32,
-    /// What the journal reports this partition's progress under.
+    /// The tag of this partition in the journal's durability notifications.
     pub(crate) tag: usize,
     pub(crate) journal: Arc<Journal>,
     pub(crate) config: Arc<ArcSwap<TopicConfig>>,
-    around: Around,
+    context: PartitionContext,
     replicated: OnceLock<Arc<Replicated>>,
-    /// The leader epoch under which this copy leads, or [`NOT_LEADING`]. A copy of what `state` says, to be read without
-    /// the lock.
+    /// The leader epoch under which this replica leads, or [`NOT_LEADING`]. Mirrors `state`, to be read without the
+    /// lock.
     leading: AtomicI32,
-    /// The newest leadership this copy has heard of.
+    /// The newest leader epoch this replica knows.
     leader_epoch: AtomicI32,
-    /// Where its own leadership began: what is below was perhaps announced by leaders before it.
+    /// The start offset of this replica's own leader epoch: records below it may have been acknowledged by previous
+    /// leaders.
     epoch_start: AtomicI64,
     high_watermark: AtomicI64,
     last_stable: AtomicI64,
-    /// What everybody is told from now on, once the copy is gone from here; 0 until then.
+    /// The error of every request after the replica was closed; 0 until then.
     closed: AtomicI16,
     state: Mutex<State>,
 }
 
-/// What a partition needs of its broker.
+/// What a partition needs from its broker.
 #[derive(Clone)]
-pub(crate) struct Around {
+pub(crate) struct PartitionContext {
     pub(crate) loops: Arc<Loops>,
     pub(crate) clock: Arc<dyn Clock>,
-    /// Where partitions that keep a coordinator's state say who leads them.
+    /// The queue of role changes for the coordinators.
     pub(crate) roles: Completions<RoleChange>,
-    /// Whether this is one of those.
-    pub(crate) keeps_state: bool,
+    /// True if this partition holds coordinator state.
+    pub(crate) is_coordinator_log: bool,
 }
 
-/// Something a coordinator must act on.
+/// A role change that a coordinator must follow.
 pub(crate) enum RoleChange {
-    /// This node leads the partition, and everything in it is committed.
-    Leads(Arc<Partition>, i32),
-    /// It does not lead it any more.
+    /// This node leads the partition under this leader epoch, and its whole log is committed.
+    Elected(Arc<Partition>, i32),
+    /// This node no longer leads the partition.
     Resigned(Arc<Partition>),
 }
 
 struct State {
-    /// Invariant: at least the epoch of every batch in the journal, while it leads.
+    /// Invariant: at least the leader epoch of every batch in the journal, while this replica leads.
     leading: Option<i32>,
-    /// Coordinators are to be told once the high watermark has reached the start of the leadership.
-    to_announce: bool,
-    producers: Producers,
-    refused: RefusedBatches,
-    stragglers: Stragglers,
+    /// True if the coordinators are to be notified once the high watermark has reached the start of the leader epoch.
+    announce_pending: bool,
+    producers: ProducerStateManager,
+    refused: RejectedBatches,
+    reordered: ReorderedBatches,
     attempts: MarkerAttempts,
-    /// Somebody else has led since this node runs.
-    followed: bool,
-    /// Producer state covers everything below. On followers the journal may be ahead for a moment.
+    /// True if another node has led the partition since this node started.
+    has_followed: bool,
+    /// Producer state covers the log below this offset. On followers the journal may be ahead for a moment.
     applied: i64,
-    waiters: Waiters,
+    purgatory: Purgatory,
 }
 
 impl State {
-    /// Whether a batch may be appended now. One that stands at a gap which its client did not make comes again.
+    /// Checks the sequence of a batch. A batch after a gap that its client did not cause gets a retriable error.
     fn check(&mut self, now_ms: i64, batch: &BatchInfo) -> Check {
         let check = self.producers.check(now_ms, batch);
-        let follows = match check {
+        let is_follower = match check {
             Check::Reject(ErrorCode::OutOfOrderSequenceNumber) => false,
-            // Any sequence is a beginning when nothing is known; this one may be known not to be.
+            // An unknown producer may begin with any sequence, unless earlier batches of it are known to be missing.
             Check::Append => {
                 batch.base_sequence <= 0 || self.producers.last_offset(batch.producer_id).is_some()
             }
             _ => true,
         };
-        if follows {
+        if is_follower {
             return check;
         }
         if let Some(code) = self.refused.before(now_ms, batch) {
             return Check::Reject(code);
         }
-        if self.stragglers.is_early(now_ms, batch) {
+        if self.reordered.must_retry(now_ms, batch) {
             return Check::Reject(ErrorCode::NotEnoughReplicas);
         }
         check
     }
 
     /// A batch is in the log.
-    fn on_there(&mut self, batch: &BatchInfo) {
-        self.refused.on_there(batch);
-        self.stragglers.on_there(batch);
+    fn on_appended(&mut self, batch: &BatchInfo) {
+        self.refused.on_appended(batch);
+        self.reordered.on_appended(batch);
     }
 }
 
-/// What became of an append.
+/// The result of an append.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Appended {
     pub(crate) base_offset: i64,
-    /// Committed once the high watermark reaches this, in the leadership of `epoch`.
+    /// The append is committed once the high watermark reaches this offset, under leader epoch `epoch`.
     pub(crate) end: i64,
     pub(crate) epoch: i32,
     pub(crate) log_append_time_ms: i64,
 }
 
-/// Why something was refused, in the protocol's terms.
+/// A rejected operation, in the protocol's terms.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{}: {}", code.name(), message.as_deref().unwrap_or(code.message()))]
 pub struct Refused {
-    /// The protocol's error.
+    /// The protocol's error code.
     pub code: ErrorCode,
-    /// What a person should know besides.
+    /// The error message for people.
     pub message: Option<String>,
-    /// Which records of a batch are at fault, where single ones are.
+    /// The rejected records of a batch, if single ones are invalid.
     pub records: Vec<i32>,
 }
 
@@ -187,15 +191,15 @@ impl From<ErrorCode> for Refused {
     }
 }
 
-/// What a client asks for and where it is checked.
+/// The context of a client's append.
 pub(crate) struct FromClient<'a> {
     pub(crate) now_ms: i64,
-    /// Whether the whole in-sync set is to have it (`acks=all`).
+    /// True if the whole in-sync set must acknowledge (`acks=all`).
     pub(crate) acks_all: bool,
-    /// Asks the coordinator about a transaction that is not open here. Passed the guard taken just now; returns it
-    /// verified, or another one that was taken and verified before.
+    /// Verifies with the transaction coordinator a transaction that is not open here. Gets the guard taken just now;
+    /// returns it verified, or a guard that was taken and verified earlier.
     pub(crate) verify: &'a dyn Fn(VerificationGuard) -> Result<VerificationGuard, ErrorCode>,
-    /// How much may be done on this thread, in bytes of records to look at; what was done is taken off.
+    /// Remaining work budget of this thread, in record bytes to validate; the append deducts its work.
     pub(crate) work: &'a Cell<usize>,
 }
 
@@ -203,7 +207,7 @@ pub(crate) struct FromClient<'a> {
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum NotAppended {
     Refused(Refused),
-    /// It takes more work than this thread may do: nothing has happened, try again where there is time.
+    /// The batch needs more work than this thread may do: nothing was changed; retry off the loop.
     TooMuchWork,
 }
 
@@ -219,21 +223,21 @@ impl From<ErrorCode> for NotAppended {
     }
 }
 
-/// A batch that is ready to be appended.
+/// A validated batch, ready for the append.
 struct Ready {
     batch: Bytes,
     header: BatchHeader,
     now_ms: i64,
     log_append_time_ms: i64,
     acks_all: bool,
-    /// Only in this leadership.
+    /// Append only under this leader epoch.
     leader_epoch: Option<i32>,
     guard: Option<VerificationGuard>,
     marker: Option<TxnMarker>,
 }
 
 impl Ready {
-    /// A batch that this broker made.
+    /// A batch that this broker created.
     fn new(batch: Bytes, header: BatchHeader, now_ms: i64) -> Self {
         let (log_append_time_ms, acks_all, leader_epoch) = (-1, true, None);
         let (guard, marker) = (None, None);
@@ -242,16 +246,16 @@ impl Ready {
 }
 
 impl Partition {
-    /// A copy over a recovered journal; it neither leads nor follows until the driver says so.
+    /// A replica over a recovered journal; it neither leads nor follows until the driver assigns a role.
     pub(crate) fn open(
         topic: Arc<str>,
         topic_id: TopicId,
         index: i32,
         (tag, journal): (usize, Arc<Journal>),
         config: Arc<ArcSwap<TopicConfig>>,
-        around: Around,
+        context: PartitionContext,
     ) -> Result<Self, ReadError> {
-        let producers = copy::rebuild(&journal, &config.load(), around.clock.wall_ms())?;
+        let producers = replica::rebuild_producer_state(&journal, &config.load(), context.clock.wall_ms())?;
         let applied = journal.end();
         let start = journal.start();
         let last_epoch = journal.epochs().last().map_or(0, |(epoch, _)| *epoch);
@@ -262,71 +266,71 @@ impl Partition {
             tag,
             journal,
             config,
-            around,
+            context,
             replicated: OnceLock::new(),
             leading: AtomicI32::new(NOT_LEADING),
             leader_epoch: AtomicI32::new(last_epoch),
             epoch_start: AtomicI64::new(0),
-            // Not known before the driver says so.
+            // Unknown until the driver reports it.
             high_watermark: AtomicI64::new(start),
             last_stable: AtomicI64::new(start),
             closed: AtomicI16::new(0),
             state: Mutex::new(State {
                 leading: None,
-                to_announce: false,
+                announce_pending: false,
                 producers,
-                refused: RefusedBatches::default(),
-                stragglers: Stragglers::default(),
+                refused: RejectedBatches::default(),
+                reordered: ReorderedBatches::default(),
                 attempts: MarkerAttempts::default(),
-                followed: false,
+                has_followed: false,
                 applied,
-                waiters: Waiters::default(),
+                purgatory: Purgatory::default(),
             }),
         })
     }
 
-    /// The offset below which records are committed.
+    /// The high watermark: records below this offset are committed.
     pub(crate) fn high_watermark(&self) -> i64 {
         self.high_watermark.load(Ordering::Acquire)
     }
 
-    /// The offset below which every transaction has ended.
+    /// The last stable offset: every transaction below it has ended.
     pub(crate) fn last_stable(&self) -> i64 {
         self.last_stable.load(Ordering::Acquire)
     }
 
-    /// The newest leadership this copy knows of: its own while it leads.
+    /// The newest known leader epoch; its own while this replica leads.
     pub(crate) fn leader_epoch(&self) -> i32 {
         self.leader_epoch.load(Ordering::Acquire)
     }
 
-    /// The leader epoch in which this copy leads, if it does.
+    /// The leader epoch under which this replica leads, if it does.
     pub(crate) fn leading(&self) -> Option<i32> {
         Some(self.leading.load(Ordering::Acquire)).filter(|epoch| *epoch != NOT_LEADING)
     }
 
-    /// Whether no other node has, or is to have, a copy.
-    pub(crate) fn is_only_copy(&self) -> bool {
+    /// True if no other node has, or is assigned, a replica.
+    pub(crate) fn is_only_replica(&self) -> bool {
         let record = self.replicated.get().and_then(|replicated| replicated.record());
         record.is_some_and(|record| record.value.replicas.len() <= 1)
     }
 
-    /// Whether this copy follows a leader.
-    pub(crate) fn follows(&self) -> bool {
+    /// True if this replica follows a leader.
+    pub(crate) fn is_follower(&self) -> bool {
         self.replicated.get().is_some_and(|replicated| replicated.leader().is_some())
     }
 
-    /// Whether a leader has heard of everything that was committed before it.
-    pub(crate) fn knows_the_end(&self) -> bool {
+    /// True if the high watermark has reached the start of this leader's epoch: it then covers all previous commits.
+    pub(crate) fn has_committed_in_epoch(&self) -> bool {
         self.high_watermark() >= self.epoch_start.load(Ordering::Acquire)
     }
 
-    /// What the driver knows of this copy.
+    /// The driver's state of this replica.
     pub(crate) fn replicated(&self) -> Option<&Arc<Replicated>> {
         self.replicated.get()
     }
 
-    /// Why nothing is done here any more, once that is so.
+    /// The error of a closed replica.
     fn closed(&self) -> Option<ErrorCode> {
         match self.closed.load(Ordering::Acquire) {
             0 => None,
@@ -334,7 +338,7 @@ impl Partition {
         }
     }
 
-    /// Checks a batch from a client and appends it.
+    /// Validates a client's batch and appends it.
     pub(crate) fn append_from_client(
         &self,
         batch: &Bytes,
@@ -379,7 +383,7 @@ impl Partition {
         Ok(self.append(Ready { log_append_time_ms, acks_all, guard, ..Ready::new(batch, header, now_ms) })?)
     }
 
-    /// Checks a batch, looking at no more than `work` bytes of its records. Answers how many there are.
+    /// Validates a batch with at most `work` bytes of its records. Returns the record count.
     fn validate(
         &self,
         batch: &Bytes,
@@ -387,7 +391,7 @@ impl Partition {
         work: usize,
     ) -> Result<(BatchHeader, usize), NotAppended> {
         let limit = work.min(MAX_DECOMPRESSED_BYTES);
-        // Uncompressed records are looked at where they are; four of their bytes cost what one decompressed byte does.
+        // Uncompressed records are validated in place; four of their bytes cost as much as one decompressed byte.
         let plain =
             BatchHeader::parse(batch).is_some_and(|header| header.compression() == Ok(Compression::None));
         if plain && batch.len() / PLAIN_BYTES_PER_WORK > work {
@@ -408,7 +412,7 @@ impl Partition {
         }
     }
 
-    /// Has the first batch of a transaction verified by its coordinator.
+    /// Verifies the first batch of a transaction with its coordinator.
     fn verify_transaction(
         &self,
         header: &BatchHeader,
@@ -418,14 +422,14 @@ impl Partition {
         let producer = (header.producer_id, header.producer_epoch);
         let Some(guard) = self.begin_verification(producer, header.base_sequence) else { return Ok(None) };
         let verified = (client.verify)(guard).inspect_err(|code| {
-            // The batches behind it must not be taken for the beginning.
+            // Later batches of the producer must not be taken for its first.
             self.on_refused(client.now_ms, &batch_info(header, batch), *code);
         });
         Ok(Some(verified?))
     }
 
-    /// Appends a batch this broker made itself, in this leadership only if one is given. `guard` is for one that is part
-    /// of a transaction.
+    /// Appends a batch that this broker created, under a given leader epoch only if one is set. `guard` is for a
+    /// batch of a transaction.
     pub(crate) fn append_own(
         &self,
         batch: Bytes,
@@ -449,12 +453,12 @@ impl Partition {
         appended
     }
 
-    /// A batch was not appended, for the moment: those behind it wait for it.
+    /// A batch was rejected with a retriable error: later batches of its producer wait for it.
     pub(crate) fn on_refused(&self, now_ms: i64, batch: &BatchInfo, code: ErrorCode) {
         lock(&self.state).refused.on_refused(now_ms, batch, code);
     }
 
-    /// Appends in a leadership. The driver calls this back under its lock, so the leadership lasts until it returns.
+    /// Appends under a leader epoch. The driver calls this under its lock, so the leadership lasts until it returns.
     fn append_in(&self, epoch: i32, ready: Ready, info: Option<&BatchInfo>) -> Result<Appended, Refused> {
         let Ready { batch, header, now_ms, log_append_time_ms, leader_epoch, guard, marker, .. } = ready;
         let mut state = lock(&self.state);
@@ -464,12 +468,12 @@ impl Partition {
         if leader_epoch.is_some_and(|meant| meant != epoch) {
             return Err(ErrorCode::NotLeaderOrFollower.into());
         }
-        assert_eq!(state.leading, Some(epoch), "the driver has told in which epoch this copy leads");
+        assert_eq!(state.leading, Some(epoch), "the driver has set the leader epoch of this replica");
         if let Some(info) = info {
             match state.check(now_ms, info) {
                 Check::Append => {}
                 Check::Duplicate { base_offset, last_offset, timestamp } => {
-                    state.on_there(info);
+                    state.on_appended(info);
                     let log_append_time_ms = if log_append_time_ms >= 0 { timestamp } else { -1 };
                     return Ok(Appended { base_offset, end: last_offset + 1, epoch, log_append_time_ms });
                 }
@@ -497,7 +501,7 @@ impl Partition {
         self.journal.append(append).map_err(refuse_append)?;
         if let Some(info) = info {
             state.producers.on_append(now_ms, info, base, last);
-            state.on_there(info);
+            state.on_appended(info);
         }
         if let Some(marker) = &marker {
             state.on_marker(marker);
@@ -506,34 +510,34 @@ impl Partition {
         Ok(Appended { base_offset: base, end: last + 1, epoch, log_append_time_ms })
     }
 
-    /// Calls `ack` once what was appended is committed; at once when it already is.
+    /// Calls `ack` once the append is committed; at once if it already is.
     pub(crate) fn when_committed(&self, appended: &Appended, ack: Ack) {
         self.when(appended, ack, |state, ack| {
             if self.high_watermark() >= appended.end {
                 return Some(ack);
             }
-            state.waiters.wait_committed(appended.end, ack);
+            state.purgatory.wait_committed(appended.end, ack);
             None
         });
     }
 
-    /// Calls `ack` once this node's own disk has what was appended, whatever the others have: `acks=1`.
+    /// Calls `ack` once this node's own disk has the append, whatever the followers have: `acks=1`.
     pub(crate) fn when_stored(&self, appended: &Appended, ack: Ack) {
         self.when(appended, ack, |state, ack| {
             if self.journal.durable_end() >= appended.end {
                 return Some(ack);
             }
-            state.waiters.wait_stored(appended.end, ack);
+            state.purgatory.wait_stored(appended.end, ack);
             None
         });
     }
 
-    /// Has `ack` wait, unless `wait` gives it back because it need not, or the leadership it hopes for has ended.
+    /// Delays `ack`, unless `wait` returns it because no wait is needed, or its leader epoch has ended.
     fn when(&self, appended: &Appended, ack: Ack, wait: impl FnOnce(&mut State, Ack) -> Option<Ack>) {
         let mut state = lock(&self.state);
         let lost = match state.leading {
             _ if self.closed().is_some() => self.closed(),
-            // Another leadership: these offsets may hold something else by now.
+            // Another leader epoch: these offsets may hold other records by now.
             other if other != Some(appended.epoch) => Some(ErrorCode::NotLeaderOrFollower),
             _ => None,
         };
@@ -546,51 +550,51 @@ impl Partition {
         };
         drop(state);
         match ack {
-            // Never held for this partition, so there is nothing to give up.
+            // Never held for this partition, so there is no hold to release.
             Ack::Produce(pending, at) => pending.note(at, outcome),
             Ack::Call(call) => call(outcome),
         }
     }
 
-    /// The journal has got further. How far is asked of it: news may be late, and meant for a deleted partition that
-    /// had the same tag.
+    /// The journal's durable end has advanced. The position is read from the journal: the notification may be late,
+    /// or meant for a deleted partition with the same tag.
     pub(crate) fn on_durable(&self) {
-        let told = {
+        let notifications = {
             let mut state = lock(&self.state);
-            let mut told = Told::default();
-            if !state.waiters.none_for_disk() {
-                state.waiters.on_stored(self.journal.durable_end(), &mut told);
+            let mut notifications = Notifications::default();
+            if !state.purgatory.is_disk_idle() {
+                state.purgatory.on_stored(self.journal.durable_end(), &mut notifications);
             }
-            told
+            notifications
         };
-        told.tell(&self.around.loops);
+        notifications.deliver(&self.context.loops);
         if let Some(replicated) = self.replicated.get() {
             replicated.on_durable();
         }
     }
 
-    /// Asks to be woken when there is something to read at `wanted`. False when there is already.
+    /// Watches for data at `wanted` and wakes the connection. False if there is already data.
     pub(crate) fn wait_for(&self, wanted: i64, stable_only: bool, wake: &Arc<Wake>) -> bool {
         let mut state = lock(&self.state);
         let limit = if stable_only { self.last_stable() } else { self.high_watermark() };
         if wanted < limit || self.closed().is_some() {
             return false;
         }
-        state.waiters.wait_for_data(wanted, stable_only, wake);
+        state.purgatory.wait_for_data(wanted, stable_only, wake);
         true
     }
 
-    /// Takes back [`Self::wait_for`].
+    /// Cancels [`Self::wait_for`].
     pub(crate) fn stop_waiting(&self, connection: u64) {
-        lock(&self.state).waiters.stop_waiting(connection);
+        lock(&self.state).purgatory.stop_waiting(connection);
     }
 
-    /// Whether the lock is held right now.
+    /// True if the partition's lock is currently held.
     pub(crate) fn is_locked(&self) -> bool {
         matches!(self.state.try_lock(), Err(std::sync::TryLockError::WouldBlock))
     }
 
-    /// Forgets producers that were silent for longer than `max_idle_ms`.
+    /// Expires producers that were idle for longer than `max_idle_ms`.
     pub(crate) fn expire_producers(&self, now_ms: i64, max_idle_ms: i64) {
         let mut state = lock(&self.state);
         let State { producers, attempts, .. } = &mut *state;
@@ -599,11 +603,12 @@ impl Partition {
     }
 
     /// Runs `f` on the producer state.
-    pub(crate) fn with_producers<T>(&self, f: impl FnOnce(&mut Producers) -> T) -> T {
+    pub(crate) fn with_producers<T>(&self, f: impl FnOnce(&mut ProducerStateManager) -> T) -> T {
         f(&mut lock(&self.state).producers)
     }
 
-    /// Moves the log start up. What lies below is gone from here for good when this returns; followers hear of it at once.
+    /// Moves the log start offset up. The records below it are deleted from this replica when this returns; followers
+    /// are notified at once.
     pub(crate) fn delete_records(&self, to: i64) -> Result<i64, ErrorCode> {
         let high_watermark = self.high_watermark();
         let to = if to == -1 { high_watermark } else { to };
@@ -612,7 +617,7 @@ impl Partition {
         }
         if to > self.journal.start() {
             self.journal.set_start(to).map_err(|e| {
-                tracing::warn!(topic = %self.topic, partition = self.index, error = %e, "could not delete records");
+                tracing::warn!(topic = %self.topic, partition = self.index, error = %e, "record deletion failed");
                 ErrorCode::KafkaStorageError
             })?;
             self.on_log_start();
@@ -623,21 +628,21 @@ impl Partition {
         Ok(self.journal.start())
     }
 
-    /// Waits until what lies below `start` is gone from everybody in sync; answers where their logs start.
-    pub(crate) async fn gone_everywhere(&self, start: i64) -> Result<i64, ErrorCode> {
+    /// Waits until the log start of every in-sync replica has reached `start`; returns the low watermark.
+    pub(crate) async fn wait_low_watermark(&self, start: i64) -> Result<i64, ErrorCode> {
         let Some(replicated) = self.replicated.get() else { return Ok(self.journal.start()) };
         let low = replicated.gone_everywhere(Offset(start)).await;
         low.map(|low| low.0).map_err(|error| refuse_ack(error).code)
     }
 
-    /// Where the logs of everybody in sync start at the latest.
+    /// The low watermark: the smallest log start offset of the in-sync set.
     pub(crate) fn low_watermark(&self) -> i64 {
         let low = self.replicated.get().and_then(|replicated| replicated.low_watermark());
         low.map_or(self.journal.start(), |low| low.0)
     }
 
-    /// The log start moved (retention, DeleteRecords): producer state forgets what lies below. A snapshot from below it
-    /// could not be used any more, so another one takes its place.
+    /// The log start offset moved (retention, DeleteRecords): producer state drops entries below it. A snapshot from
+    /// below the log start could not be used any more, so a new one replaces it.
     pub(crate) fn on_log_start(&self) {
         let mut state = lock(&self.state);
         let start = self.journal.start();
@@ -648,17 +653,17 @@ impl Partition {
         }
     }
 
-    /// Keeps a copy of the producer state with the journal, so that a restart replays little.
+    /// Writes a producer snapshot with the journal, so that a restart replays little.
     pub(crate) fn snapshot_producers(&self) {
         let state = lock(&self.state);
-        // One that says that there are no producers is worth as much: without it a restart reads the whole log.
+        // A snapshot without producers is useful too: without it a restart reads the whole log.
         let kept = self.journal.snapshot().map(|(offset, _)| offset);
         if !state.producers.is_empty() || kept.unwrap_or_else(|| self.journal.start()) != state.applied {
             self.keep_snapshot(&state);
         }
     }
 
-    /// One that is too large is not kept: a restart then replays from the one before, or all of the log.
+    /// A snapshot that is too large is not written: a restart then replays from the previous one, or the whole log.
     fn keep_snapshot(&self, state: &State) {
         match state.producers.snapshot() {
             Some(bytes) => self.journal.put_snapshot(state.applied, Bytes::from(bytes)),
@@ -669,21 +674,21 @@ impl Partition {
         }
     }
 
-    /// Stops serving: everybody who waits, and everybody who comes, is told `code`. The driver has let go of the copy and
-    /// says nothing more, so a leadership ends here too.
+    /// Closes the replica: every waiting and every later request fails with `code`. The driver has detached the
+    /// replica and reports nothing more, so the leadership ends here too.
     pub(crate) fn close(self: &Arc<Self>, code: ErrorCode) {
-        let told = {
+        let notifications = {
             let mut state = lock(&self.state);
             self.closed.store(code as i16, Ordering::Release);
             self.leading.store(NOT_LEADING, Ordering::Release);
-            if state.leading.take().is_some() && self.around.keeps_state {
-                self.around.roles.push(RoleChange::Resigned(Arc::clone(self)));
+            if state.leading.take().is_some() && self.context.is_coordinator_log {
+                self.context.roles.push(RoleChange::Resigned(Arc::clone(self)));
             }
-            let mut told = Told::default();
-            state.waiters.fail_all(code, &mut told);
-            told
+            let mut notifications = Notifications::default();
+            state.purgatory.fail_all(code, &mut notifications);
+            notifications
         };
-        told.tell(&self.around.loops);
+        notifications.deliver(&self.context.loops);
     }
 }
 

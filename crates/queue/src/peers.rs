@@ -1,8 +1,8 @@
-//! Requests to other brokers, in the protocol clients use: markers of transactions, questions about them.
+//! Requests to other brokers over the Kafka protocol: WriteTxnMarkers and AddPartitionsToTxn.
 //!
-//! A connection carries one request at a time and is kept for the next. Every request ends, with an answer or an error,
-//! within `peer_timeout_ms`; at most [`MAX_IDLE`] connections to a broker are kept. After an error nobody knows whether the
-//! other side has acted: what is asked here may be asked again.
+//! A connection carries one request at a time and is reused. Every request ends, with a response or an error, within
+//! `peer_timeout_ms`; at most [`MAX_IDLE`] idle connections to a broker are kept. After an error the outcome is
+//! unknown: every request sent here must be safe to repeat.
 
 use std::io;
 use std::sync::atomic::{AtomicI32, Ordering};
@@ -14,7 +14,7 @@ use hashbrown::HashMap;
 use tokio::net::TcpStream;
 
 use moim_base::socket::{Socket, read_until, write_all};
-use moim_cluster::BoxFuture;
+use moim_state::BoxFuture;
 use moim_wire_kafka::messages::{
     SaslAuthenticateRequest, SaslAuthenticateResponse, SaslHandshakeRequest, SaslHandshakeResponse,
 };
@@ -24,18 +24,18 @@ use crate::brokers::LiveBroker;
 use crate::loops::lock;
 use crate::sasl::Users;
 
-/// Idle connections kept to one broker.
+/// Maximum number of idle connections to one broker.
 const MAX_IDLE: usize = 8;
-/// The largest answer.
-const MAX_ANSWER: usize = 16 << 20;
+/// Maximum response size.
+const MAX_RESPONSE: usize = 16 << 20;
 
 /// Connects to other brokers.
 pub trait Reach: Send + Sync + 'static {
-    /// A new connection to where a broker says that it takes clients in.
+    /// Opens a connection to a broker's advertised address.
     fn reach(&self, host: String, port: u16) -> BoxFuture<'_, io::Result<Box<dyn Socket>>>;
 }
 
-/// Over the network.
+/// Connects over TCP.
 struct Tcp;
 
 impl Reach for Tcp {
@@ -54,25 +54,25 @@ type Address = (String, u16);
 /// Connections to the other brokers.
 pub(crate) struct Peers {
     users: Users,
-    /// The longest an answer may take.
-    patience: Duration,
+    /// Timeout of a request.
+    timeout: Duration,
     reach: OnceLock<Arc<dyn Reach>>,
     idle: Mutex<HashMap<Address, Vec<Box<dyn Socket>>>>,
     correlation: AtomicI32,
 }
 
 impl Peers {
-    pub(crate) fn new(users: Users, patience: Duration) -> Self {
+    pub(crate) fn new(users: Users, timeout: Duration) -> Self {
         let (idle, correlation) = (Mutex::default(), AtomicI32::new(1));
-        Self { users, patience, reach: OnceLock::new(), idle, correlation }
+        Self { users, timeout, reach: OnceLock::new(), idle, correlation }
     }
 
-    /// From now on by this way, if no other was taken before.
+    /// Replaces TCP by `reach`; the first call wins.
     pub(crate) fn reach_by(&self, reach: Arc<dyn Reach>) {
         let _ = self.reach.set(reach);
     }
 
-    /// Asks a broker and waits for its answer.
+    /// Sends a request to a broker and waits for its response.
     pub(crate) async fn call<Q: Message, S: Message>(
         &self,
         to: &LiveBroker,
@@ -80,10 +80,10 @@ impl Peers {
         version: i16,
     ) -> Result<S, ErrorCode> {
         let failed = |error: &dyn std::fmt::Display| {
-            tracing::debug!(broker = to.id.0, api = Q::KEY.name(), %error, "another broker gave no answer");
+            tracing::debug!(broker = to.id.0, api = Q::KEY.name(), %error, "request to peer broker failed");
         };
-        match tokio::time::timeout(self.patience, self.exchange(to, request, version)).await {
-            Ok(Ok(answer)) => Ok(answer),
+        match tokio::time::timeout(self.timeout, self.exchange(to, request, version)).await {
+            Ok(Ok(response)) => Ok(response),
             Ok(Err(error)) => {
                 failed(&error);
                 Err(ErrorCode::NetworkException)
@@ -102,31 +102,31 @@ impl Peers {
         version: i16,
     ) -> io::Result<S> {
         let address = (to.host.clone(), to.port);
-        let kept = lock(&self.idle).get_mut(&address).and_then(Vec::pop);
-        if let Some(mut stream) = kept {
-            // It may have been closed while nobody looked; then a new one is tried.
-            if let Ok(answer) = self.ask(stream.as_mut(), request, version).await {
-                self.keep(address, stream);
-                return Ok(answer);
+        let idle_stream = lock(&self.idle).get_mut(&address).and_then(Vec::pop);
+        if let Some(mut stream) = idle_stream {
+            // An idle connection may have been closed by the peer; then a new one is opened.
+            if let Ok(response) = self.send_request(stream.as_mut(), request, version).await {
+                self.return_idle(address, stream);
+                return Ok(response);
             }
         }
         let reach = self.reach.get_or_init(|| Arc::new(Tcp));
         let mut stream = reach.reach(to.host.clone(), to.port).await?;
         self.authenticate(stream.as_mut()).await?;
-        let answer = self.ask(stream.as_mut(), request, version).await?;
-        self.keep(address, stream);
-        Ok(answer)
+        let response = self.send_request(stream.as_mut(), request, version).await?;
+        self.return_idle(address, stream);
+        Ok(response)
     }
 
-    fn keep(&self, address: Address, stream: Box<dyn Socket>) {
+    fn return_idle(&self, address: Address, stream: Box<dyn Socket>) {
         let mut idle = lock(&self.idle);
-        let kept = idle.entry(address).or_default();
-        if kept.len() < MAX_IDLE {
-            kept.push(stream);
+        let idle_stream = idle.entry(address).or_default();
+        if idle_stream.len() < MAX_IDLE {
+            idle_stream.push(stream);
         }
     }
 
-    /// Brokers of one cluster have the same users; this one comes as the first of them.
+    /// Authenticates as the first user: all brokers of a cluster have the same users.
     async fn authenticate(&self, stream: &mut dyn Socket) -> io::Result<()> {
         let Some(token) = self.users.token() else { return Ok(()) };
         let refused = |code: i16| match code {
@@ -134,14 +134,14 @@ impl Peers {
             code => Err(io::Error::new(io::ErrorKind::PermissionDenied, format!("error {code}"))),
         };
         let handshake = SaslHandshakeRequest { mechanism: "PLAIN".into() };
-        let answer: SaslHandshakeResponse = self.ask(stream, &handshake, 1).await?;
-        refused(answer.error_code)?;
+        let response: SaslHandshakeResponse = self.send_request(stream, &handshake, 1).await?;
+        refused(response.error_code)?;
         let authenticate = SaslAuthenticateRequest { auth_bytes: token };
-        let answer: SaslAuthenticateResponse = self.ask(stream, &authenticate, 2).await?;
-        refused(answer.error_code)
+        let response: SaslAuthenticateResponse = self.send_request(stream, &authenticate, 2).await?;
+        refused(response.error_code)
     }
 
-    async fn ask<Q: Message, S: Message>(
+    async fn send_request<Q: Message, S: Message>(
         &self,
         stream: &mut dyn Socket,
         request: &Q,
@@ -157,15 +157,15 @@ impl Peers {
         };
         let frame = encode_request(&header, request).map_err(|e| wrong(e.to_string()))?;
         write_all(stream, &frame).await?;
-        let mut answer = BytesMut::new();
-        read_until(stream, &mut answer, 4).await?;
-        let size = usize::try_from(answer.get_i32()).ok().filter(|size| *size <= MAX_ANSWER);
-        let size = size.ok_or_else(|| wrong("an answer of impossible size".into()))?;
-        read_until(stream, &mut answer, size).await?;
+        let mut response = BytesMut::new();
+        read_until(stream, &mut response, 4).await?;
+        let size = usize::try_from(response.get_i32()).ok().filter(|size| *size <= MAX_RESPONSE);
+        let size = size.ok_or_else(|| wrong("response size out of range".into()))?;
+        read_until(stream, &mut response, size).await?;
         let (answered, response) =
-            decode_response::<S>(answer.freeze(), version).map_err(|e| wrong(e.to_string()))?;
+            decode_response::<S>(response.freeze(), version).map_err(|e| wrong(e.to_string()))?;
         if answered.correlation_id != correlation_id {
-            return Err(wrong("an answer to another question".into()));
+            return Err(wrong("correlation id mismatch".into()));
         }
         Ok(response)
     }

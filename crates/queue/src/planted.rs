@@ -1,17 +1,17 @@
-//! Known bugs that a test can switch on, to show that the simulator finds them. Compiled with the feature `planted`
-//! alone, and switched off even then; no product has it.
+//! Known bugs that a test can enable, to show that the simulator finds them. Compiled only with the feature
+//! `planted`, and disabled even then; no release build has it.
 
 use std::cell::Cell;
 
 /// A bug that was fixed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Bug {
-    /// Markers are appended after their caller has given up, and also behind newer ones.
+    /// Markers are appended after their caller has timed out, and also after newer attempts.
     LateMarker,
 }
 
 impl Bug {
-    /// All of them.
+    /// All planted bugs.
     pub const ALL: [Self; 1] = [Self::LateMarker];
 }
 
@@ -19,12 +19,12 @@ thread_local! {
     static PLANTED: Cell<Option<Bug>> = const { Cell::new(None) };
 }
 
-/// Switches one on for this thread, or all off.
+/// Enables one bug on this thread, or disables all.
 pub fn plant(bug: Option<Bug>) {
     PLANTED.set(bug);
 }
 
-/// Whether this one is on.
+/// True if this bug is enabled.
 pub fn is_on(bug: Bug) -> bool {
     PLANTED.get() == Some(bug)
 }

@@ -1,14 +1,14 @@
-//! Hands out producer ids, each once in the life of the cluster.
+//! Producer-id allocation: every id is unique in the life of the cluster.
 //!
-//! A block of ids is taken from the state repository by compare-and-swap; the rest of a block is lost when
-//! the process ends, which is harmless.
+//! A block of ids is taken from the state repository by compare-and-swap; the rest of a block is lost when the
+//! process ends, which is harmless.
 
 use std::sync::Arc;
 
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
-use moim_cluster::{Expect, StateRepository, Swap};
+use moim_state::{Expect, StateRepository, Swap};
 use moim_wire_kafka::ErrorCode;
 
 const KEY: &str = "/moim/producer-ids";
@@ -19,7 +19,7 @@ struct NextBlock {
     next: i64,
 }
 
-/// The source of producer ids.
+/// The producer-id allocator.
 pub(crate) struct ProducerIds {
     repository: Arc<dyn StateRepository>,
     block: tokio::sync::Mutex<std::ops::Range<i64>>,
@@ -30,7 +30,7 @@ impl ProducerIds {
         Self { repository, block: tokio::sync::Mutex::new(0..0) }
     }
 
-    /// An id nobody else has.
+    /// Allocates a producer id that is unique in the cluster.
     pub(crate) async fn next(&self) -> Result<i64, ErrorCode> {
         let mut block = self.block.lock().await;
         loop {
@@ -43,7 +43,7 @@ impl ProducerIds {
 
     async fn take_block(&self) -> Result<std::ops::Range<i64>, ErrorCode> {
         let unavailable = |error: &dyn std::fmt::Display| {
-            tracing::warn!(%error, "cannot take producer ids");
+            tracing::warn!(%error, "producer id block allocation failed");
             ErrorCode::CoordinatorNotAvailable
         };
         loop {
@@ -70,7 +70,7 @@ impl ProducerIds {
 #[cfg(test)]
 mod tests {
     use moim_base::ManualClock;
-    use moim_cluster::MemoryRepository;
+    use moim_state::MemoryRepository;
 
     use super::*;
 

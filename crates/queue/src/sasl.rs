@@ -1,14 +1,14 @@
-//! Who is on the other end of a connection: SASL PLAIN, where the node has users.
+//! SASL PLAIN authentication, on nodes with users.
 //!
-//! A node without users asks nobody. With users, a connection may only ask for versions and authenticate until it
-//! has; frames are small until then, and a wrong password ends the connection. PLAIN sends the password as it is, so
-//! beyond one machine it needs a network that others cannot listen to.
+//! A node without users requires no authentication. With users, a connection may only send ApiVersions and
+//! authenticate until it has; frames are small until then, and a wrong password closes the connection. PLAIN sends
+//! the password in clear text, so beyond one machine it needs a network that is safe from eavesdropping.
 
 use std::collections::BTreeMap;
 
-/// The mechanisms a client may choose.
+/// Supported SASL mechanisms.
 pub(crate) const MECHANISMS: [&str; 1] = ["PLAIN"];
-/// The largest frame from somebody unknown.
+/// Maximum frame size before authentication.
 pub(crate) const UNKNOWN_MAX_FRAME: usize = 64 << 10;
 
 /// The users of a node and their passwords.
@@ -16,13 +16,13 @@ pub(crate) const UNKNOWN_MAX_FRAME: usize = 64 << 10;
 pub struct Users(BTreeMap<String, String>);
 
 impl std::fmt::Debug for Users {
-    /// Names only: what is printed ends up in logs.
+    /// Prints names only, because debug output ends up in logs.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_set().entries(self.0.keys()).finish()
     }
 }
 
-/// Why a list of users cannot be read.
+/// A user list that cannot be parsed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("line {line}: a user is `name:password`, both not empty")]
 pub struct UsersError {
@@ -30,7 +30,7 @@ pub struct UsersError {
 }
 
 impl Users {
-    /// Reads `name:password` lines; empty lines and lines that begin with `#` are skipped.
+    /// Parses `name:password` lines; empty lines and lines that begin with `#` are skipped.
     pub fn parse(text: &str) -> Result<Self, UsersError> {
         let mut users = BTreeMap::new();
         for (i, line) in text.lines().enumerate() {
@@ -50,13 +50,13 @@ impl Users {
         self.0.is_empty()
     }
 
-    /// What the first user says to be let in; nothing where nobody is asked.
+    /// The PLAIN token of the first user; `None` without authentication.
     pub(crate) fn token(&self) -> Option<bytes::Bytes> {
         let (name, password) = self.0.first_key_value()?;
         Some(bytes::Bytes::from(format!("\0{name}\0{password}")))
     }
 
-    /// The user of a PLAIN token: `[authorization id] NUL name NUL password`.
+    /// Returns the user of a valid PLAIN token: `[authorization id] NUL name NUL password`.
     fn check(&self, token: &[u8]) -> Option<String> {
         let mut parts = token.split(|byte| *byte == 0);
         let (acting_as, name, password) = (parts.next()?, parts.next()?, parts.next()?);
@@ -64,14 +64,14 @@ impl Users {
             return None;
         }
         let name = std::str::from_utf8(name).ok()?;
-        // An unknown name takes as long as a wrong password.
+        // Constant time: an unknown name takes as long as a wrong password.
         let known = self.0.get(name);
         let expected = known.map_or("\0", String::as_str);
         (same(expected.as_bytes(), password) && known.is_some()).then(|| name.to_owned())
     }
 }
 
-/// Compares in a time that does not tell where two secrets differ.
+/// Compares two secrets in constant time.
 fn same(a: &[u8], b: &[u8]) -> bool {
     let mut difference = a.len() ^ b.len();
     for (i, byte) in b.iter().enumerate() {
@@ -80,16 +80,17 @@ fn same(a: &[u8], b: &[u8]) -> bool {
     difference == 0
 }
 
-/// How far a connection has come.
+/// The authentication state of a connection.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Auth {
     /// The node has no users.
     NotNeeded,
-    /// Nothing has been said.
+    /// No handshake yet.
     Unknown,
-    /// PLAIN was chosen; the token comes in SaslAuthenticate, or (`raw`, after version 0) as a bare frame.
+    /// PLAIN was selected; the token comes in SaslAuthenticate, or (`raw`, after handshake version 0) as a bare
+    /// frame.
     Chosen { raw: bool },
-    /// This user.
+    /// Authenticated as this user.
     Known(String),
 }
 
@@ -102,7 +103,7 @@ impl Auth {
         matches!(self, Self::NotNeeded | Self::Known(_))
     }
 
-    /// Takes a token; true when it names a user and their password.
+    /// Checks a token; true if it has a user's name and password.
     pub(crate) fn authenticate(&mut self, users: &Users, token: &[u8]) -> bool {
         match users.check(token) {
             Some(user) => {
@@ -122,7 +123,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_the_right_password_opens() {
+    fn only_the_right_password_authenticates() {
         let users = Users::parse("# people\nalice:s3cret\n\nbob:a:b\n").unwrap();
         for (token, user) in [
             (&b"\0alice\0s3cret"[..], Some("alice")),
@@ -143,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wrong_line_is_named_and_passwords_are_not_printed() {
+    fn malformed_line_is_reported_and_passwords_are_not_printed() {
         assert_eq!(Users::parse("alice:x\nbob\n").unwrap_err(), UsersError { line: 2 });
         assert_eq!(format!("{:?}", Users::parse("alice:s3cret").unwrap()), r#"{"alice"}"#);
     }

@@ -1,7 +1,7 @@
-//! The event loops: threads that accept connections and serve them.
+//! The event-loop threads: they accept connections and serve them.
 //!
-//! The first loop accepts and deals connections out in turn, because a listener shared by several threads
-//! wakes them all for one connection.
+//! The first loop accepts and distributes connections round-robin, because a listener shared by several threads wakes
+//! them all for one connection.
 
 use std::io;
 use std::net::{SocketAddr, TcpStream as StdStream};
@@ -18,15 +18,15 @@ use crate::broker::Broker;
 use crate::connection;
 use crate::loops::Wake;
 
-/// Between two heartbeats of an event loop.
-const BEAT: Duration = Duration::from_millis(500);
-/// How many accepted connections may wait for their loop.
+/// Heartbeat interval of an event loop.
+const HEARTBEAT: Duration = Duration::from_millis(500);
+/// Maximum number of accepted connections that wait for their loop.
 const BACKLOG: usize = 1024;
 
-/// How many slow things (large compressed batches, DeleteRecords) a loop has done elsewhere at a time.
+/// Maximum number of concurrent blocking operations (large compressed batches, DeleteRecords) per loop.
 const OFF_LOOP: usize = 2;
 
-/// The running loops of a broker.
+/// The running event loops of a broker.
 pub struct Server {
     address: SocketAddr,
     threads: Vec<JoinHandle<()>>,
@@ -34,7 +34,7 @@ pub struct Server {
 }
 
 impl Server {
-    /// Binds the address and starts the loops.
+    /// Binds the listen address and starts the loops.
     pub fn start(broker: Arc<Broker>) -> io::Result<Self> {
         let listener = moim_base::socket::listen(broker.options.listen)?;
         let address = listener.local_addr()?;
@@ -59,16 +59,16 @@ impl Server {
         Ok(Self { address, threads, broker })
     }
 
-    /// Where it listens.
+    /// The bound listen address.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// Waits until every loop has ended; give the shutdown signal first.
+    /// Waits until every loop has ended; signal the shutdown first.
     pub fn join(self) {
         for thread in self.threads {
             if thread.join().is_err() {
-                tracing::error!("an event loop panicked");
+                tracing::error!("event loop panicked");
             }
         }
         self.broker.close();
@@ -87,7 +87,7 @@ fn run_loop(
     let runtime = match aligned(builder.enable_all().event_interval(31).max_blocking_threads(OFF_LOOP)) {
         Ok(runtime) => runtime,
         Err(error) => {
-            tracing::error!(%error, "cannot start an event loop");
+            tracing::error!(%error, "event loop start failed");
             broker.shutdown.stop();
             return;
         }
@@ -96,7 +96,7 @@ fn run_loop(
     runtime.block_on(async {
         let scope = broker.scope.clone();
         scope.spawn("drain", drain(Arc::clone(broker), index));
-        scope.spawn("beat", beat(Arc::clone(broker), index));
+        scope.spawn("beat", heartbeat(Arc::clone(broker), index));
         if let Some((listener, senders)) = listener {
             scope.spawn("accept", accept(Arc::clone(broker), listener, senders));
         }
@@ -112,7 +112,8 @@ fn run_loop(
                 }
             }
         }
-        // Let connections answer what is committed; what is not gets no answer, which is a time-out to clients.
+        // Let connections send the responses of committed requests; uncommitted requests get no response, which
+        // clients treat as a timeout.
         let deadline = tokio::time::Instant::now() + Duration::from_secs(5);
         while broker.connections.load(Ordering::Acquire) > 0 && tokio::time::Instant::now() < deadline {
             tokio::time::sleep(Duration::from_millis(5)).await;
@@ -125,7 +126,7 @@ fn adopt(broker: &Arc<Broker>, index: usize, stream: StdStream, peer: SocketAddr
     let stream = match TcpStream::from_std(stream) {
         Ok(stream) => stream,
         Err(error) => {
-            tracing::warn!(%peer, %error, "cannot serve a connection");
+            tracing::warn!(%peer, %error, "connection setup failed");
             broker.connections.fetch_sub(1, Ordering::AcqRel);
             return;
         }
@@ -140,11 +141,11 @@ fn adopt(broker: &Arc<Broker>, index: usize, stream: StdStream, peer: SocketAddr
     });
 }
 
-/// Takes what the disk thread and other loops have for this one.
+/// Handles the mailbox of a loop: durability notifications from the disk thread and wake-ups from other loops.
 pub(crate) async fn drain(broker: Arc<Broker>, index: usize) {
     let mut durable = Vec::new();
     loop {
-        broker.loops.mail(index, &mut durable).await;
+        broker.loops.receive(index, &mut durable).await;
         for partition in broker.topics.by_tags(&durable) {
             partition.on_durable();
         }
@@ -160,7 +161,7 @@ async fn accept(
     let listener = match TcpListener::from_std(listener) {
         Ok(listener) => listener,
         Err(error) => {
-            tracing::error!(%error, "cannot accept connections");
+            tracing::error!(%error, "listener setup failed");
             broker.shutdown.stop();
             return;
         }
@@ -174,15 +175,18 @@ async fn accept(
         let (stream, peer) = match accepted {
             Ok(accepted) => accepted,
             Err(error) => {
-                // Out of descriptors, most likely: waiting gives others the time to close some.
-                tracing::warn!(%error, "cannot accept a connection");
+                // Most likely out of file descriptors: the pause lets other connections close some.
+                tracing::warn!(%error, "accept failed");
                 tokio::time::sleep(Duration::from_millis(100)).await;
                 continue;
             }
         };
         if broker.connections.load(Ordering::Acquire) >= broker.options.max_connections {
             broker.metrics.refused_connections.inc();
-            tracing::warn!(%peer, limit = broker.options.max_connections, "too many connections; refusing one");
+            tracing::warn!(
+                %peer, limit = broker.options.max_connections,
+                "connection refused: connection limit reached"
+            );
             continue;
         }
         broker.connections.fetch_add(1, Ordering::AcqRel);
@@ -197,10 +201,10 @@ async fn accept(
     }
 }
 
-/// Says that a loop turns, again and again.
-async fn beat(broker: Arc<Broker>, index: usize) {
+/// Records the heartbeat of a loop periodically.
+async fn heartbeat(broker: Arc<Broker>, index: usize) {
     while !broker.shutdown.is_stopped() {
-        broker.loops.beat(index, broker.clock.monotonic_ms());
-        rest(BEAT).await;
+        broker.loops.heartbeat(index, broker.clock.monotonic_ms());
+        rest(HEARTBEAT).await;
     }
 }

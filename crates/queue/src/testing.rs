@@ -1,4 +1,4 @@
-//! A broker without loops or threads, for tests that must choose the moment at which the disk is done.
+//! A broker without loops or threads, for tests that choose when the disk completes a sync.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -9,8 +9,8 @@ use moim_base::metrics::Metrics;
 use moim_base::socket::Socket;
 use moim_base::task::{Scope, Shutdown};
 use moim_base::{BrokerId, SystemClock};
-use moim_cluster::nodes::{MemberRecord, NodeRecord, member_key, node_key};
-use moim_cluster::{BoxFuture, MemoryRepository, StateRepository, Txn, TxnOutcome};
+use moim_state::nodes::{MemberRecord, NodeRecord, member_key, node_key};
+use moim_state::{BoxFuture, MemoryRepository, StateRepository, Txn, TxnOutcome};
 use moim_journal::{RealDisk, Store, StoreOptions};
 use moim_replica::driver::{Dialler, Driver, DriverParts, DriverTuning};
 use moim_replica::message::Sender;
@@ -23,25 +23,25 @@ use crate::broker::{Broker, BrokerOptions, BrokerParts};
 use crate::partition::{Appended, Partition};
 use crate::topics::{NewTopic, TOPIC_PREFIX, TopicRecord};
 
-pub(crate) struct Still {
+pub(crate) struct TestBroker {
     pub(crate) broker: Arc<Broker>,
     pub(crate) store: Arc<Store>,
     repository: Arc<MemoryRepository>,
     folder: tempfile::TempDir,
-    /// Where the driver's tasks would run; nobody runs them.
-    _home: tokio::runtime::Runtime,
+    /// The runtime of the driver's tasks; it is never run.
+    _runtime: tokio::runtime::Runtime,
 }
 
-/// There is nobody else.
-struct Nobody;
+/// A dialler without peers: every connection fails.
+struct NoPeers;
 
-impl Dialler for Nobody {
+impl Dialler for NoPeers {
     fn dial(&self, _: BrokerId) -> BoxFuture<'_, std::io::Result<Box<dyn Socket>>> {
         Box::pin(async { Err(std::io::ErrorKind::NotConnected.into()) })
     }
 }
 
-impl Still {
+impl TestBroker {
     pub(crate) fn new() -> Self {
         let folder = tempfile::tempdir().unwrap();
         let repository = Arc::new(MemoryRepository::new(Arc::new(SystemClock::new())));
@@ -53,13 +53,13 @@ impl Still {
         let options = StoreOptions { min_free_bytes: 0, ..StoreOptions::default() };
         let store = Arc::new(Store::open(folder.path(), Arc::new(RealDisk), clock.clone(), options).unwrap());
         let shutdown = Shutdown::new();
-        let home = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         let driver = {
-            let _home = home.enter();
+            let _runtime = runtime.enter();
             Driver::start(DriverParts {
                 node: BrokerId(1),
                 repository: repository.clone(),
-                dialler: Arc::new(Nobody),
+                dialler: Arc::new(NoPeers),
                 clock: clock.clone(),
                 scope: Scope::new(shutdown.clone()),
                 tuning: DriverTuning::default(),
@@ -77,20 +77,20 @@ impl Still {
         let options =
             BrokerOptions { offsets_partitions: 1, transaction_partitions: 1, ..BrokerOptions::default() };
         let broker = wait(Broker::open(options, parts)).unwrap();
-        let still = Self { broker, store, repository, folder, _home: home };
-        still.settle();
-        still
+        let fixture = Self { broker, store, repository, folder, _runtime: runtime };
+        fixture.apply_roles();
+        fixture
     }
 
-    /// Has the coordinators follow the roles of their partitions.
-    pub(crate) fn settle(&self) {
-        let again = self.broker.follow_roles(self.broker.topics.roles.take_now());
-        assert!(again.is_empty(), "every log can be read");
+    /// Lets the coordinators follow the roles of their partitions.
+    pub(crate) fn apply_roles(&self) {
+        let retry = self.broker.apply_role_changes(self.broker.topics.roles.take_now());
+        assert!(retry.is_empty(), "every coordinator log is readable");
     }
 
-    /// Ends in order, or as a crash after the last sync would, and starts again.
+    /// Stops cleanly, or as a crash after the last sync would, and starts again.
     pub(crate) fn restart(self, clean: bool) -> Self {
-        let Self { broker, store, repository, folder, _home } = self;
+        let Self { broker, store, repository, folder, _runtime } = self;
         broker.close();
         if clean {
             store.close().unwrap();
@@ -105,11 +105,11 @@ impl Still {
         let (replication_factor, assignment) = (Some(1), None);
         let new = NewTopic { name: name.into(), partitions: 1, replication_factor, configs, assignment };
         let topic = wait(self.broker.create_topic(new)).unwrap();
-        self.settle();
+        self.apply_roles();
         topic.partition(0).unwrap()
     }
 
-    /// Puts a topic into the state repository, as another broker would; this one does not hear of it.
+    /// Writes a topic into the state repository, as another broker would; this broker is not notified.
     pub(crate) fn topic_elsewhere(&self, name: &str, partitions: i32) {
         let record = TopicRecord {
             id: "00000000-0000-0000-0000-000000000001".into(),
@@ -126,14 +126,14 @@ impl Still {
         self.broker.topics.partition(topic, 0).unwrap()
     }
 
-    /// Lets the disk finish and tells the partition.
+    /// Completes the pending sync and notifies the partition.
     pub(crate) fn sync(&self, partition: &Partition) {
         while self.store.pump() {}
         partition.on_durable();
     }
 }
 
-/// Begins a run of node 1, and does what the controller would: it leads again what it led.
+/// Registers a new broker epoch of node 1 and elects it, as the controller would, for the partitions it led.
 async fn register(repository: &MemoryRepository) -> Sender {
     let node = NodeRecord { node_id: 1, kafka: "here:9092".into(), ..NodeRecord::default() };
     let mark = MemberRecord { node_id: 1, voter: 1, ..MemberRecord::default() };
@@ -161,7 +161,7 @@ pub(crate) fn wait<F: Future>(future: F) -> F::Output {
 
 pub(crate) fn append(partition: &Partition, batch: Bytes) -> Appended {
     let header = BatchHeader::parse(&batch).unwrap();
-    // As if its coordinator had verified it.
+    // As if verified by the transaction coordinator.
     let producer = (header.producer_id, header.producer_epoch);
     let guard = partition.begin_verification(producer, header.base_sequence);
     let guard = guard.map(|guard| guard.verified(i32::MAX));

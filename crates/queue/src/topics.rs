@@ -1,16 +1,16 @@
-//! The topics of the cluster: what they are called, how they are set, where their partitions are.
+//! The topics of the cluster: names, settings and partition registrations.
 //!
-//! The state repository is the truth (keys [`TOPIC_PREFIX`]`<name>`, JSON of [`TopicRecord`], and one key per
-//! partition, see [`crate::placement`]); this is a view of it with the copies that this node holds attached. The
-//! view changes in one way: a record that was read or written is taken in ([`Topics::on_topic`], [`Topics::on_place`],
-//! [`Topics::on_topic_gone`]), under the lock `changing`, and never one that is older than what is known. So it does
-//! not matter who made a change, nor who is told of it first: whoever wrote it, or the watch. A node that crashed after
-//! a change and before it acted on it does so at its next start.
+//! The state repository is the source of truth (keys [`TOPIC_PREFIX`]`<name>`, JSON of [`TopicRecord`], and one key
+//! per partition, see [`crate::partition_registration`]); this is a view of it, with the replicas on this node
+//! attached. The view changes in one way: a record that was read or written is applied ([`Topics::on_topic`],
+//! [`Topics::on_registration`], [`Topics::on_topic_deleted`]) under the lock `changing`, and never one that is older
+//! than the known record. So it does not matter which node made a change, nor whether the writer or the watch
+//! delivers it first. A node that crashed after a change and before it applied it does so at its next start.
 //!
-//! A node holds a copy exactly of the partitions whose record names it among the replicas. Whether that copy leads is for
-//! the replica driver to say, which is passed every record of a copy that is here.
+//! A node holds exactly the replicas that the partition registrations assign to it. Whether a replica leads is
+//! decided by the replica driver, which gets every registration of a local replica.
 //!
-//! What else must happen because of a change (coordinators that begin or end) is noted as [`News`] for the broker.
+//! Follow-up work of a change (coordinators that load or unload) is queued as [`TopicEvent`] for the broker.
 
 mod change;
 
@@ -24,7 +24,7 @@ use hashbrown::{HashMap, HashSet};
 use serde::{Deserialize, Serialize};
 
 use moim_base::{BrokerId, Clock, TopicId};
-use moim_cluster::{Entry, RepositoryError, StateRepository};
+use moim_state::{Entry, RepositoryError, StateRepository};
 use moim_journal::{Durability, Framing, Journal, JournalError, JournalId, JournalOptions, Store};
 use moim_replica::driver::Driver;
 use moim_replica::{InSync, ResetPolicy};
@@ -35,55 +35,55 @@ use crate::completions::Completions;
 use crate::config::{Defaults, TopicConfig};
 use crate::framing::BatchFraming;
 use crate::loops::{Loops, lock};
-use crate::partition::{Around, Copy, Partition, Refused, RoleChange};
-use crate::placement::{self, Place};
+use crate::partition::{Partition, PartitionContext, Refused, ReplicaOwner, RoleChange};
+use crate::partition_registration::{self, PartitionRegistration};
 
-pub(crate) use change::{NewTopic, PAUSE, TRIES, contended};
+pub(crate) use change::{MAX_ATTEMPTS, NewTopic, RETRY_BACKOFF, contended};
 
-/// Where topics stand in the state repository.
+/// Key prefix of topic records in the state repository.
 pub(crate) const TOPIC_PREFIX: &str = "/moim/topics/";
-/// The offsets and members of consumer groups.
+/// The internal topic of committed offsets and group metadata.
 pub const OFFSETS_TOPIC: &str = "__consumer_offsets";
-/// The state of transactions.
+/// The internal topic of transaction state.
 pub const TRANSACTIONS_TOPIC: &str = "__transaction_state";
 
-/// A topic as the state repository keeps it.
+/// A topic record in the state repository.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct TopicRecord {
     pub(crate) id: String,
     pub(crate) partitions: i32,
     pub(crate) replication_factor: i16,
-    /// Whether somebody asked for that factor; a topic for which nobody did follows the size of the cluster.
-    #[serde(default = "asked")]
+    /// True if a client requested the replication factor; otherwise the factor follows the size of the cluster.
+    #[serde(default = "default_factor_asked")]
     pub(crate) factor_asked: bool,
     pub(crate) configs: BTreeMap<String, String>,
 }
 
-fn asked() -> bool {
+fn default_factor_asked() -> bool {
     true
 }
 
-/// A partition of a topic, wherever it is.
-pub(crate) struct Seat {
+/// A partition of a topic, with or without a replica on this node.
+pub(crate) struct PartitionEntry {
     pub(crate) index: i32,
-    place: ArcSwap<Place>,
-    /// Invariant: there exactly while `place` names this node among the replicas.
-    here: ArcSwapOption<Partition>,
+    registration: ArcSwap<PartitionRegistration>,
+    /// Invariant: set exactly while `registration` names this node among the replicas.
+    local: ArcSwapOption<Partition>,
 }
 
-impl Seat {
+impl PartitionEntry {
     fn new(index: i32) -> Arc<Self> {
-        Arc::new(Self { index, place: ArcSwap::default(), here: ArcSwapOption::empty() })
+        Arc::new(Self { index, registration: ArcSwap::default(), local: ArcSwapOption::empty() })
     }
 
-    /// Where it is.
-    pub(crate) fn place(&self) -> Arc<Place> {
-        self.place.load_full()
+    /// The current registration.
+    pub(crate) fn registration(&self) -> Arc<PartitionRegistration> {
+        self.registration.load_full()
     }
 
-    /// The copy on this node, if there is one.
-    pub(crate) fn copy(&self) -> Option<Arc<Partition>> {
-        self.here.load_full()
+    /// The replica on this node, if any.
+    pub(crate) fn replica(&self) -> Option<Arc<Partition>> {
+        self.local.load_full()
     }
 }
 
@@ -91,52 +91,52 @@ impl Seat {
 pub(crate) struct Topic {
     pub(crate) name: Arc<str>,
     pub(crate) id: TopicId,
-    /// The settings as their owner wrote them.
+    /// The topic's own settings, as text.
     pub(crate) configs: ArcSwap<BTreeMap<String, String>>,
-    /// The same, parsed, over the broker's defaults; shared with the partitions.
+    /// The parsed settings over the broker defaults; shared with the partitions.
     pub(crate) config: Arc<ArcSwap<TopicConfig>>,
-    pub(crate) seats: ArcSwap<Vec<Arc<Seat>>>,
-    /// The mod revision of the record this was made from.
+    pub(crate) partitions: ArcSwap<Vec<Arc<PartitionEntry>>>,
+    /// The mod revision of the applied topic record.
     revision: AtomicI64,
 }
 
 impl Topic {
-    /// Whether only the broker itself writes to it.
+    /// True if only the broker writes to the topic.
     pub(crate) fn is_internal(&self) -> bool {
         is_internal(&self.name)
     }
 
-    /// How many partitions there are, here or elsewhere.
+    /// Number of partitions, local or not.
     pub(crate) fn count(&self) -> i32 {
-        self.seats.load().len() as i32
+        self.partitions.load().len() as i32
     }
 
-    /// Whether there is such a partition, here or elsewhere.
+    /// True if the partition exists, local or not.
     pub(crate) fn has(&self, index: i32) -> bool {
         (0..self.count()).contains(&index)
     }
 
-    pub(crate) fn seat(&self, index: i32) -> Option<Arc<Seat>> {
-        usize::try_from(index).ok().and_then(|at| self.seats.load().get(at).cloned())
+    pub(crate) fn entry(&self, index: i32) -> Option<Arc<PartitionEntry>> {
+        usize::try_from(index).ok().and_then(|at| self.partitions.load().get(at).cloned())
     }
 
-    /// A partition that this node leads; otherwise what to tell the client.
+    /// A partition that this node leads, or the error for the client.
     pub(crate) fn partition(&self, index: i32) -> Result<Arc<Partition>, ErrorCode> {
-        let copy = self.copy(index)?;
-        if copy.leading().is_some() { Ok(copy) } else { Err(ErrorCode::NotLeaderOrFollower) }
+        let replica = self.replica(index)?;
+        if replica.leading().is_some() { Ok(replica) } else { Err(ErrorCode::NotLeaderOrFollower) }
     }
 
-    /// The copy of a partition on this node, whether it leads or not.
-    pub(crate) fn copy(&self, index: i32) -> Result<Arc<Partition>, ErrorCode> {
-        let seats = self.seats.load();
-        let seat = usize::try_from(index).ok().and_then(|at| seats.get(at));
-        let seat = seat.ok_or(ErrorCode::UnknownTopicOrPartition)?;
-        seat.here.load_full().ok_or(ErrorCode::NotLeaderOrFollower)
+    /// The local replica of a partition, leader or follower.
+    pub(crate) fn replica(&self, index: i32) -> Result<Arc<Partition>, ErrorCode> {
+        let partitions = self.partitions.load();
+        let entry = usize::try_from(index).ok().and_then(|at| partitions.get(at));
+        let entry = entry.ok_or(ErrorCode::UnknownTopicOrPartition)?;
+        entry.local.load_full().ok_or(ErrorCode::NotLeaderOrFollower)
     }
 
-    /// All copies on this node.
-    pub(crate) fn copies(&self) -> Vec<Arc<Partition>> {
-        self.seats.load().iter().filter_map(|seat| seat.copy()).collect()
+    /// All local replicas.
+    pub(crate) fn replicas(&self) -> Vec<Arc<Partition>> {
+        self.partitions.load().iter().filter_map(|entry| entry.replica()).collect()
     }
 }
 
@@ -144,11 +144,11 @@ pub(crate) fn is_internal(name: &str) -> bool {
     name == OFFSETS_TOPIC || name == TRANSACTIONS_TOPIC
 }
 
-/// What became of topics and partitions, for those who must act on it.
-pub(crate) enum News {
-    /// A topic is known now.
-    Appeared(Arc<Topic>),
-    /// A topic is gone.
+/// A topic change that the coordinators must follow.
+pub(crate) enum TopicEvent {
+    /// The topic is known now.
+    Added(Arc<Topic>),
+    /// The topic was deleted.
     Deleted(Arc<Topic>),
 }
 
@@ -156,11 +156,12 @@ pub(crate) enum News {
 struct Maps {
     by_name: HashMap<Arc<str>, Arc<Topic>>,
     by_id: HashMap<TopicId, Arc<Topic>>,
-    /// By tag: what the journal reports progress for.
+    /// Partitions by journal tag, for durability notifications.
     by_tag: Vec<Option<Arc<Partition>>>,
     free_tags: Vec<usize>,
-    /// Places of partitions whose topic does not have them yet: a large topic is written in several steps, itself last.
-    early: HashMap<TopicId, HashMap<i32, Place>>,
+    /// Registrations of partitions that their topic does not have yet: a large topic is written in several
+    /// transactions, the topic record last.
+    pending_registrations: HashMap<TopicId, HashMap<i32, PartitionRegistration>>,
 }
 
 /// All topics.
@@ -172,15 +173,15 @@ pub(crate) struct Topics {
     loops: Arc<Loops>,
     framing: Arc<dyn Framing>,
     driver: Arc<Driver>,
-    /// Where partitions that keep a coordinator's state say who leads them.
+    /// Role changes of partitions that hold coordinator state.
     pub(crate) roles: Completions<RoleChange>,
     defaults: ArcSwap<Defaults>,
     max_per_topic: i32,
     max_partitions: usize,
-    /// One change of the view at a time.
+    /// Serializes changes of the view.
     changing: tokio::sync::Mutex<()>,
     maps: RwLock<Maps>,
-    news: Mutex<Vec<News>>,
+    events: Mutex<Vec<TopicEvent>>,
 }
 
 impl Topics {
@@ -206,15 +207,15 @@ impl Topics {
             max_partitions: options.max_partitions,
             changing: tokio::sync::Mutex::new(()),
             maps: RwLock::default(),
-            news: Mutex::default(),
+            events: Mutex::default(),
         }
     }
 
-    /// Takes in everything a new repository says, or one that was not followed for a while, and drops what it no
-    /// longer knows. `first` is the start of the node: then journals of topics that are gone are removed too.
+    /// Applies a full listing of the repository, and drops what it no longer has. `first` is the node's start: then
+    /// journals of deleted topics are removed too.
     ///
-    /// What cannot be taken in does not keep the rest out; the first such error is given back after it.
-    pub(crate) async fn take_in_all(
+    /// A record that cannot be applied does not block the others; the first such error is returned at the end.
+    pub(crate) async fn apply_listing(
         &self,
         entries: &[Entry],
         revision: i64,
@@ -222,117 +223,118 @@ impl Topics {
     ) -> Result<(), Refused> {
         let _changing = self.changing.lock().await;
         if first {
-            self.refuse_foreign(revision)?;
+            self.reject_foreign_repository(revision)?;
         }
-        self.write().early.clear();
-        let mut taken = Ok(());
-        // Places first: a topic then opens with all of them.
+        self.write().pending_registrations.clear();
+        let mut applied = Ok(());
+        // Registrations first: a topic then opens with all its partitions.
         for entry in entries {
-            if let Some((topic, index)) = placement::parse_key(&entry.key) {
-                taken = taken.and(self.take_in_place(topic, index, entry));
+            if let Some((topic, index)) = partition_registration::parse_key(&entry.key) {
+                applied = applied.and(self.apply_registration(topic, index, entry));
             }
         }
         let mut known = HashSet::new();
         for entry in entries.iter().filter(|e| e.key.starts_with(TOPIC_PREFIX)) {
             known.insert(entry.key[TOPIC_PREFIX.len()..].to_owned());
-            taken = taken.and(self.take_in_topic(entry));
+            applied = applied.and(self.apply_topic(entry));
         }
         for topic in self.all() {
             if !known.contains(&*topic.name) {
-                self.on_topic_gone(&topic.name, revision);
+                self.on_topic_deleted(&topic.name, revision);
             }
         }
-        taken?;
+        applied?;
         if first { self.remove_orphans(known.is_empty()) } else { Ok(()) }
     }
 
-    /// A repository that never held anything is not the one these journals were made with: nothing is deleted on its
-    /// word.
-    fn refuse_foreign(&self, revision: i64) -> Result<(), Refused> {
+    /// Rejects a repository that never held anything: it is not the one these journals were created with, so nothing
+    /// is deleted because of it.
+    fn reject_foreign_repository(&self, revision: i64) -> Result<(), Refused> {
         let journals = self.store.journals();
         if revision == 0 && journals.iter().any(|(_, folder)| folder.starts_with("queue/")) {
-            let why = "there are journals of topics, but the state repository is new; is `coord/` missing?";
+            let why = "topic journals exist, but the state repository is new; is `coord/` missing?";
             return Err(Refused::new(ErrorCode::UnknownServerError, why));
         }
         Ok(())
     }
 
-    /// Removes the journals of topics that were deleted, and of partitions that were moved away, while this node was away.
+    /// Removes the journals of topics that were deleted, and of replicas that were moved away, while this node was
+    /// offline.
     fn remove_orphans(&self, no_topics: bool) -> Result<(), Refused> {
         let orphans: Vec<_> = {
             let maps = self.read();
             let orphan = |id: &JournalId| {
                 let Some(topic) = maps.by_id.get(&TopicId(id.incarnation)) else { return true };
-                let place =
-                    i32::try_from(id.part).ok().and_then(|index| topic.seat(index)).map(|s| s.place());
-                place.is_some_and(|place| place.is_known() && !place.is_on(self.me))
+                let registration = i32::try_from(id.part)
+                    .ok()
+                    .and_then(|index| topic.entry(index))
+                    .map(|s| s.registration());
+                registration
+                    .is_some_and(|registration| registration.is_known() && !registration.is_on(self.me))
             };
             let journals = self.store.journals().into_iter();
             journals.filter(|(id, folder)| folder.starts_with("queue/") && orphan(id)).collect()
         };
         if no_topics && orphans.len() > 1 {
-            tracing::warn!(
-                journals = orphans.len(),
-                "there are journals and no topic at all: nothing is removed"
-            );
+            tracing::warn!(journals = orphans.len(), "journals exist without any topic; nothing removed");
             return Ok(());
         }
         for (id, folder) in orphans {
-            tracing::info!(folder, "removing a journal that has no place here any more");
+            tracing::info!(folder, "orphan journal removed");
             self.store.delete(id).map_err(|e| Refused::new(ErrorCode::KafkaStorageError, e.to_string()))?;
         }
         Ok(())
     }
 
-    /// Takes in one change of the repository; false when it is not about topics.
-    pub(crate) async fn take_in(&self, entry: &Entry) -> Result<bool, Refused> {
-        if let Some((topic, index)) = placement::parse_key(&entry.key) {
+    /// Applies one put; false if the key is not about topics.
+    pub(crate) async fn apply_put(&self, entry: &Entry) -> Result<bool, Refused> {
+        if let Some((topic, index)) = partition_registration::parse_key(&entry.key) {
             let _changing = self.changing.lock().await;
-            self.take_in_place(topic, index, entry)?;
+            self.apply_registration(topic, index, entry)?;
             return Ok(true);
         }
         if entry.key.starts_with(TOPIC_PREFIX) {
             let _changing = self.changing.lock().await;
-            self.take_in_topic(entry)?;
+            self.apply_topic(entry)?;
             return Ok(true);
         }
         Ok(false)
     }
 
-    /// Takes in that a key is gone since `revision`.
-    pub(crate) async fn take_out(&self, key: &str, revision: i64) {
+    /// Applies the deletion of a key at `revision`.
+    pub(crate) async fn apply_delete(&self, key: &str, revision: i64) {
         if let Some(name) = key.strip_prefix(TOPIC_PREFIX) {
             let _changing = self.changing.lock().await;
-            self.on_topic_gone(name, revision);
+            self.on_topic_deleted(name, revision);
         }
-        if let Some((topic, index)) = placement::parse_key(key) {
-            // Records of partitions go with their topic only, so the topic's end is what counts.
+        if let Some((topic, index)) = partition_registration::parse_key(key) {
+            // Partition registrations are deleted with their topic only, so the topic's deletion is what counts.
             let mut maps = self.write();
-            let empty = maps.early.get_mut(&topic).is_some_and(|places| {
-                places.remove(&index);
-                places.is_empty()
+            let empty = maps.pending_registrations.get_mut(&topic).is_some_and(|registrations| {
+                registrations.remove(&index);
+                registrations.is_empty()
             });
             if empty {
-                maps.early.remove(&topic);
+                maps.pending_registrations.remove(&topic);
             }
         }
     }
 
-    fn take_in_topic(&self, entry: &Entry) -> Result<(), Refused> {
+    fn apply_topic(&self, entry: &Entry) -> Result<(), Refused> {
         let name = &entry.key[TOPIC_PREFIX.len()..];
-        let record = parse(&entry.value).ok_or_else(|| illegible("topic", name))?;
+        let record = parse(&entry.value).ok_or_else(|| undecodable("topic", name))?;
         self.on_topic(name, &record, entry.mod_revision).map(|_| ())
     }
 
-    fn take_in_place(&self, topic: TopicId, index: i32, entry: &Entry) -> Result<(), Refused> {
-        let place = Place::decode(&entry.value, entry.mod_revision)
-            .ok_or_else(|| illegible("partition", &entry.key))?;
-        self.on_place(topic, index, place)
+    fn apply_registration(&self, topic: TopicId, index: i32, entry: &Entry) -> Result<(), Refused> {
+        let registration = PartitionRegistration::decode(&entry.value, entry.mod_revision)
+            .ok_or_else(|| undecodable("partition", &entry.key))?;
+        self.on_registration(topic, index, registration)
     }
 
-    /// A topic is as `record` says since `revision`.
+    /// Applies a topic record of `revision`.
     fn on_topic(&self, name: &str, record: &TopicRecord, revision: i64) -> Result<Arc<Topic>, Refused> {
-        let id = TopicId::parse(&record.id).ok_or_else(|| illegible("topic", name))?;
+        let id = TopicId::parse(&record.id).ok_or_else(|| undecodable("topic", name))?;
         if let Some(topic) = self.get(name) {
             if revision <= topic.revision.load(Ordering::Acquire) {
                 return Ok(topic);
@@ -345,8 +347,8 @@ impl Topics {
                 }
                 return Ok(topic);
             }
-            // Deleted and made again, and only the end of it was seen.
-            self.on_topic_gone(name, revision);
+            // Deleted and recreated, and only the recreation was seen.
+            self.on_topic_deleted(name, revision);
         }
         let config = TopicConfig::new(&record.configs, &self.defaults.load());
         let topic = Arc::new(Topic {
@@ -354,7 +356,7 @@ impl Topics {
             id,
             configs: ArcSwap::from_pointee(record.configs.clone()),
             config: Arc::new(ArcSwap::from_pointee(config)),
-            seats: ArcSwap::default(),
+            partitions: ArcSwap::default(),
             revision: AtomicI64::new(revision),
         });
         {
@@ -362,7 +364,7 @@ impl Topics {
             maps.by_id.insert(topic.id, Arc::clone(&topic));
             maps.by_name.insert(Arc::clone(&topic.name), Arc::clone(&topic));
         }
-        lock(&self.news).push(News::Appeared(Arc::clone(&topic)));
+        lock(&self.events).push(TopicEvent::Added(Arc::clone(&topic)));
         self.grow_to(&topic, record.partitions)?;
         Ok(topic)
     }
@@ -372,54 +374,60 @@ impl Topics {
         if count <= have {
             return Ok(());
         }
-        let seats: Vec<_> = topic.seats.load().iter().cloned().chain((have..count).map(Seat::new)).collect();
-        topic.seats.store(Arc::new(seats));
-        let early = self.write().early.remove(&topic.id).unwrap_or_default();
-        let mut early: Vec<_> = early.into_iter().collect();
-        early.sort_unstable_by_key(|(index, _)| *index);
-        let mut taken = Ok(());
-        for (index, place) in early {
-            taken = taken.and(self.on_place(topic.id, index, place));
+        let partitions: Vec<_> =
+            topic.partitions.load().iter().cloned().chain((have..count).map(PartitionEntry::new)).collect();
+        topic.partitions.store(Arc::new(partitions));
+        let pending_registrations = self.write().pending_registrations.remove(&topic.id).unwrap_or_default();
+        let mut pending_registrations: Vec<_> = pending_registrations.into_iter().collect();
+        pending_registrations.sort_unstable_by_key(|(index, _)| *index);
+        let mut applied = Ok(());
+        for (index, registration) in pending_registrations {
+            applied = applied.and(self.on_registration(topic.id, index, registration));
         }
-        taken
+        applied
     }
 
-    /// A partition is where `place` says. If this node is to hold a copy and cannot open it, the place is not known either:
-    /// whoever reads it again tries again.
-    fn on_place(&self, topic: TopicId, index: i32, place: Place) -> Result<(), Refused> {
-        let Some((topic, seat)) = self.get_by_id(topic).and_then(|t| t.seat(index).map(|seat| (t, seat)))
+    /// Applies a partition registration. If this node is assigned a replica and cannot open it, the registration is
+    /// not applied either: the next listing tries again.
+    fn on_registration(
+        &self,
+        topic: TopicId,
+        index: i32,
+        registration: PartitionRegistration,
+    ) -> Result<(), Refused> {
+        let Some((topic, entry)) = self.get_by_id(topic).and_then(|t| t.entry(index).map(|entry| (t, entry)))
         else {
             let mut maps = self.write();
-            let known = maps.early.entry(topic).or_default().entry(index).or_default();
-            if place.revision > known.revision {
-                *known = place;
+            let known = maps.pending_registrations.entry(topic).or_default().entry(index).or_default();
+            if registration.revision > known.revision {
+                *known = registration;
             }
             return Ok(());
         };
-        if place.revision <= seat.place.load().revision {
+        if registration.revision <= entry.registration.load().revision {
             return Ok(());
         }
-        let (mine, record) = (place.is_on(self.me), place.versioned());
-        if mine && seat.copy().is_none() {
-            // Before the place is known: this may fail.
-            let copy = self.open_copy(&topic, &seat, &place)?;
-            seat.here.store(Some(copy));
+        let (mine, record) = (registration.is_on(self.me), registration.versioned());
+        if mine && entry.replica().is_none() {
+            // Before the registration is applied: opening the replica may fail.
+            let replica = self.open_replica(&topic, &entry, &registration)?;
+            entry.local.store(Some(replica));
         }
-        seat.place.store(Arc::new(place));
+        entry.registration.store(Arc::new(registration));
         if mine {
             if let Some(record) = record {
-                self.driver.on_record(placement::id(topic.id, index), record);
+                self.driver.on_record(partition_registration::id(topic.id, index), record);
             }
-        } else if let Some(copy) = seat.here.swap(None) {
-            tracing::info!(topic = %topic.name, partition = index, "a copy was moved away");
-            self.let_go(&copy, ErrorCode::NotLeaderOrFollower);
+        } else if let Some(replica) = entry.local.swap(None) {
+            tracing::info!(topic = %topic.name, partition = index, "replica removed: reassigned to other brokers");
+            self.close_replica(&replica, ErrorCode::NotLeaderOrFollower);
             self.delete_journal(&topic.name, topic.id, index);
         }
         Ok(())
     }
 
-    /// A topic is gone since `revision`: its partitions here are closed and their files removed.
-    fn on_topic_gone(&self, name: &str, revision: i64) {
+    /// Applies the deletion of a topic at `revision`: closes its local replicas and removes their files.
+    fn on_topic_deleted(&self, name: &str, revision: i64) {
         let Some(topic) = self.get(name) else { return };
         if revision <= topic.revision.load(Ordering::Acquire) {
             return;
@@ -429,39 +437,39 @@ impl Topics {
             maps.by_name.remove(&topic.name);
             maps.by_id.remove(&topic.id);
         }
-        for seat in topic.seats.load().iter() {
-            if let Some(copy) = seat.here.swap(None) {
-                self.let_go(&copy, ErrorCode::UnknownTopicOrPartition);
+        for entry in topic.partitions.load().iter() {
+            if let Some(replica) = entry.local.swap(None) {
+                self.close_replica(&replica, ErrorCode::UnknownTopicOrPartition);
             }
-            if seat.place.load().is_on(self.me) {
-                self.delete_journal(name, topic.id, seat.index);
+            if entry.registration.load().is_on(self.me) {
+                self.delete_journal(name, topic.id, entry.index);
             }
         }
-        tracing::info!(topic = name, "a topic is gone");
-        lock(&self.news).push(News::Deleted(topic));
+        tracing::info!(topic = name, "topic deleted");
+        lock(&self.events).push(TopicEvent::Deleted(topic));
     }
 
-    /// Ends a copy and tells everybody who waits for it.
-    fn let_go(&self, copy: &Arc<Partition>, code: ErrorCode) {
-        // First, so that nothing is appended to what is deleted.
-        self.driver.detach(placement::id(copy.topic_id, copy.index));
+    /// Closes a replica and fails every request that waits for it.
+    fn close_replica(&self, replica: &Arc<Partition>, code: ErrorCode) {
+        // First, so that nothing is appended to a log that is being deleted.
+        self.driver.detach(partition_registration::id(replica.topic_id, replica.index));
         {
             let mut maps = self.write();
-            maps.by_tag[copy.tag] = None;
-            maps.free_tags.push(copy.tag);
+            maps.by_tag[replica.tag] = None;
+            maps.free_tags.push(replica.tag);
         }
-        copy.close(code);
+        replica.close(code);
     }
 
     fn delete_journal(&self, topic: &str, id: TopicId, partition: i32) {
         if let Err(error) = self.store.delete(journal_id(id, partition)) {
-            tracing::error!(topic, partition, %error, "could not remove a journal");
+            tracing::error!(topic, partition, %error, "journal removal failed");
         }
     }
 
-    /// What has happened since the last time somebody asked, in order.
-    pub(crate) fn take_news(&self) -> Vec<News> {
-        std::mem::take(&mut *lock(&self.news))
+    /// The topic events since the last call, in order.
+    pub(crate) fn take_events(&self) -> Vec<TopicEvent> {
+        std::mem::take(&mut *lock(&self.events))
     }
 
     pub(crate) fn get(&self, name: &str) -> Option<Arc<Topic>> {
@@ -472,28 +480,28 @@ impl Topics {
         self.read().by_id.get(&id).cloned()
     }
 
-    /// A partition that this node leads; otherwise what to tell the client.
+    /// A partition that this node leads, or the error for the client.
     pub(crate) fn partition(&self, topic: &str, index: i32) -> Result<Arc<Partition>, ErrorCode> {
         self.read().by_name.get(topic).ok_or(ErrorCode::UnknownTopicOrPartition)?.partition(index)
     }
 
-    /// The copy of a partition on this node, whether it leads or not; otherwise what to tell the client.
-    pub(crate) fn copy(&self, topic: &str, index: i32) -> Result<Arc<Partition>, ErrorCode> {
-        self.read().by_name.get(topic).ok_or(ErrorCode::UnknownTopicOrPartition)?.copy(index)
+    /// The local replica of a partition, leader or follower, or the error for the client.
+    pub(crate) fn replica(&self, topic: &str, index: i32) -> Result<Arc<Partition>, ErrorCode> {
+        self.read().by_name.get(topic).ok_or(ErrorCode::UnknownTopicOrPartition)?.replica(index)
     }
 
-    /// Whether there is such a partition, here or elsewhere.
+    /// True if the partition exists, local or not.
     pub(crate) fn has(&self, topic: &str, index: i32) -> bool {
         self.read().by_name.get(topic).is_some_and(|t| t.has(index))
     }
 
-    /// Whether the state repository has no such partition. The view of this node may be behind it.
+    /// True if the state repository has no such partition. The view of this node may be behind the repository.
     pub(crate) async fn is_deleted(&self, topic: &str, index: i32) -> Result<bool, Refused> {
         let key = format!("{TOPIC_PREFIX}{topic}");
         let Some(entry) = self.repository.get(&key).await.map_err(refuse_repository)? else {
             return Ok(true);
         };
-        let record = parse(&entry.value).ok_or_else(|| illegible("topic", topic))?;
+        let record = parse(&entry.value).ok_or_else(|| undecodable("topic", topic))?;
         Ok(index >= record.partitions)
     }
 
@@ -504,14 +512,14 @@ impl Topics {
         all
     }
 
-    /// The copies whose journals report under these tags.
+    /// The local replicas of these journal tags.
     pub(crate) fn by_tags(&self, tags: &[(u64, i64)]) -> Vec<Arc<Partition>> {
         let maps = self.read();
-        let copy = |(tag, _): &(u64, i64)| maps.by_tag.get(usize::try_from(*tag).ok()?)?.clone();
-        tags.iter().filter_map(copy).collect()
+        let replica = |(tag, _): &(u64, i64)| maps.by_tag.get(usize::try_from(*tag).ok()?)?.clone();
+        tags.iter().filter_map(replica).collect()
     }
 
-    /// Topics of the cluster and partitions of this node.
+    /// Number of topics in the cluster and of partitions on this node.
     pub(crate) fn counts(&self) -> (usize, usize) {
         let maps = self.read();
         (maps.by_name.len(), maps.by_tag.len() - maps.free_tags.len())
@@ -521,7 +529,7 @@ impl Topics {
         self.defaults.load_full()
     }
 
-    /// Changes what topics fall back to; those that exist follow at once.
+    /// Changes the broker defaults of topic settings; existing topics follow at once.
     pub(crate) fn set_defaults(&self, defaults: Defaults) {
         self.defaults.store(Arc::new(defaults));
         for topic in self.all() {
@@ -531,9 +539,9 @@ impl Topics {
 
     fn apply_config(&self, topic: &Topic, configs: BTreeMap<String, String>) {
         let parsed = TopicConfig::new(&configs, &self.defaults.load());
-        for copy in topic.copies() {
-            copy.journal.set_options(durability(&parsed), parsed.segment_bytes);
-            if let Some(replicated) = copy.replicated() {
+        for replica in topic.replicas() {
+            replica.journal.set_options(durability(&parsed), parsed.segment_bytes);
+            if let Some(replicated) = replica.replicated() {
                 replicated.set_durability(promised(&parsed));
             }
         }
@@ -541,9 +549,14 @@ impl Topics {
         topic.config.store(Arc::new(parsed));
     }
 
-    /// Opens the journal of a copy and has the driver look after it.
-    fn open_copy(&self, topic: &Topic, seat: &Seat, place: &Place) -> Result<Arc<Partition>, Refused> {
-        let (name, index) = (&topic.name, seat.index);
+    /// Opens the journal of a replica and attaches it to the replica driver.
+    fn open_replica(
+        &self,
+        topic: &Topic,
+        entry: &PartitionEntry,
+        registration: &PartitionRegistration,
+    ) -> Result<Arc<Partition>, Refused> {
+        let (name, index) = (&topic.name, entry.index);
         let storage = |e: &dyn std::fmt::Display| {
             Refused::new(ErrorCode::KafkaStorageError, format!("{name}-{index}: {e}"))
         };
@@ -556,54 +569,54 @@ impl Topics {
             segment_bytes: parsed.segment_bytes,
             tag: tag as u64,
         };
-        let around = Around {
+        let context = PartitionContext {
             loops: Arc::clone(&self.loops),
             clock: Arc::clone(&self.clock),
             roles: self.roles.clone(),
-            keeps_state: topic.is_internal(),
+            is_coordinator_log: topic.is_internal(),
         };
         let config = Arc::clone(&topic.config);
-        let opened = self.open_journal(topic, index, options, place).map_err(|e| storage(&e));
+        let opened = self.open_journal(topic, index, options, registration).map_err(|e| storage(&e));
         let opened = opened.and_then(|journal| {
             if journal.tag() != tag as u64 {
-                return Err(storage(&"its former copy is still being removed"));
+                return Err(storage(&"the previous replica is still being removed"));
             }
             let journal = (tag, journal);
-            Partition::open(Arc::clone(name), topic.id, index, journal, config, around)
+            Partition::open(Arc::clone(name), topic.id, index, journal, config, context)
                 .map_err(|e| storage(&e))
         });
-        let copy = match opened {
-            Ok(copy) => Arc::new(copy),
+        let replica = match opened {
+            Ok(replica) => Arc::new(replica),
             Err(refused) => {
                 self.write().free_tags.push(tag);
                 return Err(refused);
             }
         };
         let replicated = self.driver.attach(
-            placement::id(topic.id, index),
-            Arc::clone(&copy.journal),
+            partition_registration::id(topic.id, index),
+            Arc::clone(&replica.journal),
             ResetPolicy::LogStart,
             promised(&parsed),
-            Arc::new(Copy(Arc::clone(&copy))),
+            Arc::new(ReplicaOwner(Arc::clone(&replica))),
         );
-        copy.attach(replicated);
-        self.write().by_tag[tag] = Some(Arc::clone(&copy));
-        Ok(copy)
+        replica.attach(replicated);
+        self.write().by_tag[tag] = Some(Arc::clone(&replica));
+        Ok(replica)
     }
 
-    /// Opens the journal of a copy; an empty one in place of one that is damaged and that nobody counts on any more. That
-    /// a record does not count on it is known only of runs before this one: in the run that finds the damage the copy is
-    /// kept, said to be damaged, and taken out of the record.
+    /// Opens the journal of a replica; replaces a damaged journal that no registration counts on any more by an empty
+    /// one. A registration proves that only for earlier broker epochs: in the run that finds the damage, the replica
+    /// is kept, reported as damaged, and removed from the registration.
     fn open_journal(
         &self,
         topic: &Topic,
         index: i32,
         options: JournalOptions,
-        place: &Place,
+        registration: &PartitionRegistration,
     ) -> Result<Arc<Journal>, JournalError> {
         let id = journal_id(topic.id, index);
         let journal = self.store.journal(id, options.clone())?;
-        let others = place.record().is_some_and(|record| {
+        let others = registration.record().is_some_and(|record| {
             let named = |members: &[InSync]| members.iter().any(|member| member.node == self.me);
             !record.isr.is_empty()
                 && !named(&record.isr)
@@ -613,7 +626,7 @@ impl Topics {
         if !journal.is_damaged() || !others {
             return Ok(journal);
         }
-        tracing::warn!(topic = %topic.name, partition = index, "a damaged copy is thrown away; it is fetched again");
+        tracing::warn!(topic = %topic.name, partition = index, "damaged replica discarded; fetching it again");
         drop(journal);
         self.store.delete(id)?;
         self.store.journal(id, options)
@@ -636,15 +649,15 @@ impl Topics {
     }
 }
 
-fn illegible(what: &str, name: &str) -> Refused {
-    Refused::new(ErrorCode::UnknownServerError, format!("{what} {name} has a record that cannot be read"))
+fn undecodable(what: &str, name: &str) -> Refused {
+    Refused::new(ErrorCode::UnknownServerError, format!("undecodable record of {what} {name}"))
 }
 
 fn durability(config: &TopicConfig) -> Durability {
     if config.replicated_durability { Durability::Replicated } else { Durability::Fsync }
 }
 
-/// What the record of a partition promises for it.
+/// The durability in the partition's registration.
 fn promised(config: &TopicConfig) -> moim_replica::Durability {
     if config.replicated_durability {
         moim_replica::Durability::Replicated
@@ -675,7 +688,7 @@ pub(crate) fn refuse_repository(error: RepositoryError) -> Refused {
     Refused::new(code, error.to_string())
 }
 
-/// Says why a topic cannot have this name, or nothing.
+/// Returns the validation error of a topic name, if it is invalid.
 pub(crate) fn refuse_name(name: &str) -> Option<String> {
     let legal = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'.' | b'_' | b'-');
     if name.is_empty() {
@@ -700,7 +713,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_that_could_leave_the_data_folder_are_refused() {
+    fn topic_name_with_path_traversal_is_rejected() {
         for bad in ["", ".", "..", "a/b", "a b", "한글", "a\0", &"x".repeat(250)] {
             assert!(refuse_name(bad).is_some(), "{bad}");
         }
@@ -710,7 +723,7 @@ mod tests {
     }
 
     #[test]
-    fn the_record_has_the_stored_form() {
+    fn topic_record_has_a_stable_json_format() {
         let record = TopicRecord {
             id: TopicId(7).to_string(),
             partitions: 3,
@@ -722,6 +735,9 @@ mod tests {
         assert_eq!(encode(&record), text.as_bytes());
         assert_eq!(parse(text.as_bytes()), Some(record));
         let older = text.replace(r#""factor_asked":false,"#, "");
-        assert!(parse(older.as_bytes()).unwrap().factor_asked, "who said nothing asked for it");
+        assert!(
+            parse(older.as_bytes()).unwrap().factor_asked,
+            "a record without the field counts as requested"
+        );
     }
 }

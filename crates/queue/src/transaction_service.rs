@@ -1,13 +1,13 @@
-//! Drives the transaction coordinators: one per partition of `__transaction_state` that this node leads, each under its
-//! own lock. A coordinator begins with what its partition holds once the node leads it and all of that is committed, and
-//! counts no longer than that leadership. Markers for partitions of other nodes are sent to them.
+//! The transaction coordinator service: one coordinator per partition of `__transaction_state` that this node leads,
+//! each under its own lock. A coordinator is loaded from its partition once the node leads it and the whole log is
+//! committed, and is valid only for that leader epoch. Markers for partitions of other nodes are sent to them.
 //!
-//! The machine decides; this keeps its records, writes the markers it wants into the partitions of a
-//! transaction, and reports back when they are committed. Both happen under the machine's lock, so records
-//! enter the log in the order in which they were decided.
+//! The coordinator decides; this service appends its records, writes its markers into the partitions of a
+//! transaction, and reports their commit back. Both happen under the coordinator's lock, so records enter the log in
+//! the order in which they were decided.
 
-mod far;
 mod markers;
+mod remote;
 
 pub(crate) use self::markers::append_marker;
 
@@ -26,71 +26,72 @@ use moim_wire_kafka::records::{self, BatchBuilder};
 
 use crate::broker::{Broker, BrokerOptions};
 use crate::completions::Completions;
-use crate::group_service::PATIENCE;
+use crate::deadline_timer::{DeadlineTimer, next_tick};
+use crate::group_service::LOAD_TIMEOUT;
 use crate::loops::lock;
 use crate::partition::{Ack, MAX_DECOMPRESSED_BYTES, Partition, Refused};
-use crate::ticker::{Ticker, next_look};
 use crate::topics::TRANSACTIONS_TOPIC;
 use crate::transactions::{
     self, Config, Coordinator, Effect, Input, MarkersToken, PersistToken, Reply, Token, TopicPartition,
 };
 
-/// How long a request that begins a transaction waits for the end of the one before. Clients that are told to come back
-/// wait longer than the markers take.
-const ENDING: Duration = Duration::from_millis(100);
+/// Maximum wait of a request that begins a transaction for the completion of the previous one. A client that gets
+/// CONCURRENT_TRANSACTIONS backs off for longer than the markers take.
+const COMPLETION_WAIT: Duration = Duration::from_millis(100);
 
-/// The end of something a coordinator asked for.
-enum Done {
-    Record(Whose, PersistToken, Result<(), ErrorCode>),
-    Marker(Whose, MarkersToken, TopicPartition, Result<(), ErrorCode>),
+/// The completion of a coordinator's write or marker.
+enum Completion {
+    Record(CoordinatorRef, PersistToken, Result<(), ErrorCode>),
+    Marker(CoordinatorRef, MarkersToken, TopicPartition, Result<(), ErrorCode>),
 }
 
-/// A coordinator: its partition, and which of the coordinators that partition has had here.
-type Whose = (i32, u64);
+/// A coordinator: its partition, and its incarnation.
+type CoordinatorRef = (i32, u64);
 
-/// A partition that belongs to an open transaction, as verified by the coordinator of this epoch.
+/// The epoch of the coordinator that verified that a partition belongs to an open transaction.
 pub(crate) type Verification = Result<i32, ErrorCode>;
 
-/// Stands for the coordinator's epoch where a partition was added: a coordinator that was replaced adds nothing.
+/// Stands for the coordinator epoch of an added partition: a replaced coordinator cannot add.
 const ADDED: i32 = i32::MAX;
 
-/// All transactions of this node.
+/// All transactions that this node coordinates.
 pub(crate) struct TransactionService {
     config: Config,
     wanted_partitions: i32,
-    /// One per partition of the transaction topic, led here or not; none while there is no such topic.
+    /// One per partition of `__transaction_state`, led here or not; empty while the topic does not exist.
     shards: ArcSwap<Vec<Arc<Shard>>>,
-    /// What those are answered from who ask before there is a transaction topic: it knows no transactional id.
-    nobody: Coordinator,
+    /// An empty coordinator that answers requests before `__transaction_state` exists.
+    empty: Coordinator,
     next_token: AtomicU64,
-    done: Completions<Done>,
-    far: Completions<markers::FarMarker>,
-    ticker: Ticker,
-    /// Told when a coordinator has been read, or is gone.
-    read: Notify,
+    done: Completions<Completion>,
+    remote: Completions<markers::RemoteMarker>,
+    timer: DeadlineTimer,
+    /// Notified when a coordinator is loaded or unloaded.
+    loaded: Notify,
 }
 
 #[derive(Default)]
 struct Shard {
-    /// Nothing while another node leads the partition, or while it is being read.
+    /// `None` while another node leads the partition, or while it is being loaded.
     machine: Mutex<Option<Machine>>,
     waiting: Mutex<HashMap<Token, oneshot::Sender<Reply>>>,
-    /// Told when a write has ended: a transaction may be over.
+    /// Notified when a write has completed: a transaction may have ended.
     ended: Notify,
 }
 
 struct Machine {
-    /// Tells this coordinator from others of the same partition: the end of a write may come when another stands here.
-    life: u64,
+    /// Identifies this coordinator among those of the same partition: a write may complete after another one was
+    /// loaded.
+    incarnation: u64,
     coordinator: Coordinator,
-    /// The partition that keeps it, and the leadership in which it was read.
+    /// The coordinator's partition, and the leader epoch in which it was loaded.
     partition: Arc<Partition>,
     epoch: i32,
 }
 
 impl Machine {
-    /// Whether the leadership it was read in lasts.
-    fn counts(&self) -> bool {
+    /// True if the leader epoch of its load is still current.
+    fn is_current(&self) -> bool {
         self.partition.leading() == Some(self.epoch)
     }
 }
@@ -102,29 +103,29 @@ impl TransactionService {
             id_expiration_ms: options.transactional_id_expiration_ms,
             ..Config::default()
         };
-        let mut nobody = Coordinator::new(config.clone(), 0);
-        nobody.start(0);
+        let mut empty = Coordinator::new(config.clone(), 0);
+        empty.start(0);
         Self {
             config,
-            nobody,
+            empty,
             wanted_partitions: options.transaction_partitions.max(1),
             shards: ArcSwap::default(),
             next_token: AtomicU64::new(1),
             done: Completions::default(),
-            far: Completions::default(),
-            ticker: Ticker::default(),
-            read: Notify::new(),
+            remote: Completions::default(),
+            timer: DeadlineTimer::default(),
+            loaded: Notify::new(),
         }
     }
 
-    /// There is a transaction topic of so many partitions, which never change in number.
+    /// `__transaction_state` exists with this fixed partition count.
     pub(crate) fn on_topic(&self, partitions: i32) {
         self.shards.store(Arc::new((0..partitions).map(|_| Arc::default()).collect()));
     }
 
-    /// This node leads a partition of the transaction topic: reads the transactions it keeps, and carries out what was
+    /// This node leads a partition of `__transaction_state`: loads its transactions, and completes those that were
     /// decided.
-    pub(crate) fn lead(
+    pub(crate) fn on_election(
         &self,
         broker: &Broker,
         partition: &Arc<Partition>,
@@ -135,30 +136,30 @@ impl TransactionService {
             return Ok(());
         }
         let (now_ms, wall_ms) = (broker.clock.monotonic_ms(), broker.clock.wall_ms());
-        // The leadership of the partition tells its coordinators apart: partitions refuse markers of older ones.
+        // The leader epoch is the coordinator epoch: partitions reject markers of older coordinators.
         let mut coordinator = Coordinator::new(self.config.clone(), epoch);
         coordinator.set_wall_ms(now_ms, wall_ms);
         partition.read_all(|batch| load_batch(batch, &mut coordinator))?;
-        let life = self.next_token.fetch_add(1, Ordering::Relaxed);
+        let incarnation = self.next_token.fetch_add(1, Ordering::Relaxed);
         let (index, partition) = (partition.index, Arc::clone(partition));
-        *lock(&shard.machine) = Some(Machine { life, coordinator, partition, epoch });
-        self.run(broker, index, Some(life), Coordinator::start);
-        self.read.notify_waiters();
+        *lock(&shard.machine) = Some(Machine { incarnation, coordinator, partition, epoch });
+        self.run(broker, index, Some(incarnation), Coordinator::start);
+        self.loaded.notify_waiters();
         Ok(())
     }
 
-    /// This node no longer leads a partition of the transaction topic.
-    pub(crate) fn resign(&self, partition: &Partition) {
+    /// This node no longer leads a partition of `__transaction_state`.
+    pub(crate) fn on_resignation(&self, partition: &Partition) {
         if let Some(shard) = self.shard(partition.index) {
-            // One of a later leadership stays.
-            lock(&shard.machine).take_if(|machine| !machine.counts());
+            // A coordinator of a later leader epoch stays.
+            lock(&shard.machine).take_if(|machine| !machine.is_current());
             lock(&shard.waiting).clear();
-            self.read.notify_waiters();
+            self.loaded.notify_waiters();
         }
     }
 
-    /// Why a coordinator does not answer: its partition is led elsewhere, or is being read.
-    fn missing(&self, broker: &Broker, index: i32) -> ErrorCode {
+    /// The error if a coordinator is not available: NOT_COORDINATOR, or a load in progress.
+    fn unavailable_error(&self, broker: &Broker, index: i32) -> ErrorCode {
         match broker.topics.partition(TRANSACTIONS_TOPIC, index) {
             Ok(_) => ErrorCode::CoordinatorLoadInProgress,
             Err(_) => ErrorCode::NotCoordinator,
@@ -166,43 +167,43 @@ impl TransactionService {
     }
 
     fn is_ready(&self, index: i32) -> bool {
-        self.shard(index).is_some_and(|s| lock(&s.machine).as_ref().is_some_and(Machine::counts))
+        self.shard(index).is_some_and(|s| lock(&s.machine).as_ref().is_some_and(Machine::is_current))
     }
 
-    /// Waits a moment for a coordinator that is being read.
-    async fn ready(&self, broker: &Broker, index: i32) -> Result<(), ErrorCode> {
-        let read = async {
+    /// Waits a moment for a coordinator that is being loaded.
+    async fn wait_loaded(&self, broker: &Broker, index: i32) -> Result<(), ErrorCode> {
+        let loaded = async {
             loop {
-                let news = self.read.notified();
+                let notified = self.loaded.notified();
                 if self.is_ready(index) {
                     return Ok(());
                 }
-                match self.missing(broker, index) {
-                    ErrorCode::CoordinatorLoadInProgress => news.await,
+                match self.unavailable_error(broker, index) {
+                    ErrorCode::CoordinatorLoadInProgress => notified.await,
                     code => return Err(code),
                 }
             }
         };
-        tokio::time::timeout(PATIENCE, read).await.unwrap_or(Err(ErrorCode::CoordinatorLoadInProgress))
+        tokio::time::timeout(LOAD_TIMEOUT, loaded).await.unwrap_or(Err(ErrorCode::CoordinatorLoadInProgress))
     }
 
     fn shard(&self, partition: i32) -> Option<Arc<Shard>> {
         usize::try_from(partition).ok().and_then(|at| self.shards.load().get(at).cloned())
     }
 
-    /// The partition of the transaction topic that keeps a transactional id.
+    /// The partition of `__transaction_state` that holds a transactional id.
     pub(crate) fn partition_of(&self, transactional_id: &str) -> i32 {
         let partitions = self.shards.load().len() as i32;
         let partitions = if partitions == 0 { self.wanted_partitions } else { partitions };
         transactions::partition_for(transactional_id, partitions)
     }
 
-    /// Makes the transaction topic the first time somebody needs it.
+    /// Creates `__transaction_state` on first use.
     pub(crate) async fn ensure_topic(&self, broker: &Broker) -> Result<(), ErrorCode> {
         broker.ensure_internal(TRANSACTIONS_TOPIC, self.wanted_partitions).await
     }
 
-    /// Puts a request to the coordinator of a transactional id and waits for the answer.
+    /// Passes a request to the coordinator of a transactional id and waits for the response.
     pub(crate) async fn call(
         &self,
         broker: &Broker,
@@ -211,7 +212,7 @@ impl TransactionService {
     ) -> Result<Reply, ErrorCode> {
         self.ensure_topic(broker).await?;
         let index = self.partition_of(transactional_id);
-        self.ready(broker, index).await?;
+        self.wait_loaded(broker, index).await?;
         let shard = self.shard(index).ok_or(ErrorCode::NotCoordinator)?;
         let token = Token(self.next_token.fetch_add(1, Ordering::Relaxed));
         let (sender, receiver) = oneshot::channel();
@@ -223,21 +224,21 @@ impl TransactionService {
         receiver.await.map_err(|_| ErrorCode::NotCoordinator)
     }
 
-    /// The same for a request that may be the first of a transaction while the one before it is still ending: it waits
-    /// for that, for a moment.
+    /// As [`Self::call`], for a request that may begin a transaction while the previous one is completing: it waits
+    /// for the completion, for a moment.
     pub(crate) async fn call_next(
         &self,
         broker: &Broker,
         transactional_id: &str,
         input: impl Fn(Token) -> Input,
     ) -> Result<Reply, ErrorCode> {
-        let until = Instant::now() + ENDING;
+        let until = Instant::now() + COMPLETION_WAIT;
         loop {
             let Some(shard) = self.shard(self.partition_of(transactional_id)) else {
                 return self.call(broker, transactional_id, input).await;
             };
             let mut ended = std::pin::pin!(shard.ended.notified());
-            // Before the question: an end between answer and wait is not missed.
+            // Registered before the request: a completion between response and wait is not missed.
             ended.as_mut().enable();
             let reply = self.call(broker, transactional_id, &input).await?;
             let busy = reply.error == ErrorCode::ConcurrentTransactions;
@@ -247,13 +248,13 @@ impl TransactionService {
         }
     }
 
-    /// Whether this node may have to ask another about a transactional id.
-    pub(crate) fn is_elsewhere(&self, transactional_id: &str) -> bool {
+    /// True if the coordinator of a transactional id may be on another node.
+    pub(crate) fn may_be_remote(&self, transactional_id: &str) -> bool {
         let index = self.partition_of(transactional_id);
         self.shard(index).is_some() && !self.is_ready(index)
     }
 
-    /// Whether a partition belongs to the ongoing transaction of a producer.
+    /// Verifies that a partition belongs to the ongoing transaction of a producer.
     pub(crate) fn verify(
         &self,
         broker: &Broker,
@@ -267,10 +268,10 @@ impl TransactionService {
             let verified = c.verify(transactional_id, producer_id, epoch, topic, partition);
             verified.map(|()| c.epoch())
         };
-        self.look(broker, transactional_id, verify)?
+        self.query(broker, transactional_id, verify)?
     }
 
-    /// The same, asked of whichever broker looks after the transactional id.
+    /// As [`Self::verify`], with the local or the remote coordinator of the transactional id.
     pub(crate) async fn verify_anywhere(
         &self,
         broker: &Broker,
@@ -278,26 +279,32 @@ impl TransactionService {
         producer: (i64, i16),
         partitions: &[(&str, i32)],
     ) -> Vec<Verification> {
-        // One that is here and being read is waited for; what is missing then is said below.
-        let _ = self.ready(broker, self.partition_of(transactional_id)).await;
-        if !self.is_elsewhere(transactional_id) {
+        // A local coordinator that is being loaded is awaited; if it is still missing, the code below returns the
+        // error.
+        let _ = self.wait_loaded(broker, self.partition_of(transactional_id)).await;
+        if !self.may_be_remote(transactional_id) {
             let (id, epoch) = producer;
             let verify = |(topic, index): &(&str, i32)| {
                 self.verify(broker, transactional_id, id, epoch, topic, *index)
             };
             return partitions.iter().map(verify).collect();
         }
-        let keeper = broker.leader_of(TRANSACTIONS_TOPIC, self.partition_of(transactional_id));
-        let answers = match keeper {
-            Some(keeper) if keeper.id == broker.options.node_id => Err(ErrorCode::CoordinatorLoadInProgress),
-            Some(keeper) => far::verify(&broker.peers, &keeper, transactional_id, producer, partitions).await,
+        let coordinator_broker = broker.leader_of(TRANSACTIONS_TOPIC, self.partition_of(transactional_id));
+        let results = match coordinator_broker {
+            Some(coordinator_broker) if coordinator_broker.id == broker.options.node_id => {
+                Err(ErrorCode::CoordinatorLoadInProgress)
+            }
+            Some(coordinator_broker) => {
+                remote::verify(&broker.peers, &coordinator_broker, transactional_id, producer, partitions)
+                    .await
+            }
             None => Err(ErrorCode::CoordinatorNotAvailable),
         };
-        answers.unwrap_or_else(|code| vec![Err(code); partitions.len()])
+        results.unwrap_or_else(|code| vec![Err(code); partitions.len()])
     }
 
-    /// Has the coordinator of a transactional id, here or elsewhere, add partitions to the transaction of a producer that
-    /// does not announce them (transaction version 2). Answers when that is durable; all are added, or none.
+    /// Has the local or remote coordinator of a transactional id add partitions to the transaction of a producer that
+    /// sends no AddPartitionsToTxn (transaction version 2). Returns when that is durable; atomic over the partitions.
     pub(crate) async fn add_anywhere(
         &self,
         broker: &Broker,
@@ -306,12 +313,15 @@ impl TransactionService {
         partitions: &[(&str, i32)],
     ) -> Vec<Verification> {
         let index = self.partition_of(transactional_id);
-        let _ = self.ready(broker, index).await;
-        let keeper = broker.leader_of(TRANSACTIONS_TOPIC, index);
-        let answers = match keeper {
-            Some(keeper) if self.is_elsewhere(transactional_id) && keeper.id != broker.options.node_id => {
+        let _ = self.wait_loaded(broker, index).await;
+        let coordinator_broker = broker.leader_of(TRANSACTIONS_TOPIC, index);
+        let results = match coordinator_broker {
+            Some(coordinator_broker)
+                if self.may_be_remote(transactional_id)
+                    && coordinator_broker.id != broker.options.node_id =>
+            {
                 let producer = (producer_id, producer_epoch);
-                far::add(&broker.peers, &keeper, transactional_id, producer, partitions).await
+                remote::add(&broker.peers, &coordinator_broker, transactional_id, producer, partitions).await
             }
             _ => {
                 let id: Arc<str> = transactional_id.into();
@@ -319,7 +329,7 @@ impl TransactionService {
                     partitions.iter().map(|(topic, index)| TopicPartition::new(*topic, *index)).collect();
                 let input = |token| Input::AddPartitions {
                     token,
-                    version: far::ADD_VERSION,
+                    version: remote::ADD_VERSION,
                     transactional_id: Arc::clone(&id),
                     producer_id,
                     producer_epoch,
@@ -332,36 +342,36 @@ impl TransactionService {
                 })
             }
         };
-        answers.unwrap_or_else(|code| vec![Err(code); partitions.len()])
+        results.unwrap_or_else(|code| vec![Err(code); partitions.len()])
     }
 
-    /// Looks at the coordinator of a transactional id.
-    pub(crate) fn look<T>(
+    /// Queries the coordinator of a transactional id.
+    pub(crate) fn query<T>(
         &self,
         broker: &Broker,
         transactional_id: &str,
-        look: impl FnOnce(&Coordinator) -> T,
+        query: impl FnOnce(&Coordinator) -> T,
     ) -> Result<T, ErrorCode> {
         let index = self.partition_of(transactional_id);
-        let Some(shard) = self.shard(index) else { return Ok(look(&self.nobody)) };
+        let Some(shard) = self.shard(index) else { return Ok(query(&self.empty)) };
         let machine = lock(&shard.machine);
-        let here = machine.as_ref().filter(|machine| machine.counts());
-        here.map(|m| look(&m.coordinator)).ok_or_else(|| self.missing(broker, index))
+        let current = machine.as_ref().filter(|machine| machine.is_current());
+        current.map(|m| query(&m.coordinator)).ok_or_else(|| self.unavailable_error(broker, index))
     }
 
-    /// Looks at all coordinators of this node.
-    pub(crate) fn look_at_all<T>(&self, mut look: impl FnMut(&Coordinator) -> T) -> Vec<T> {
+    /// Queries all coordinators of this node.
+    pub(crate) fn query_all<T>(&self, mut query: impl FnMut(&Coordinator) -> T) -> Vec<T> {
         let shards = self.shards.load();
-        let look = |shard: &Arc<Shard>| {
+        let query = |shard: &Arc<Shard>| {
             let machine = lock(&shard.machine);
-            machine.as_ref().filter(|m| m.counts()).map(|m| look(&m.coordinator))
+            machine.as_ref().filter(|m| m.is_current()).map(|m| query(&m.coordinator))
         };
-        shards.iter().filter_map(look).collect()
+        shards.iter().filter_map(query).collect()
     }
 
-    /// The whole life of the service besides requests: ends of writes, and time.
+    /// Runs the service: handles completed writes and deadlines.
     pub(crate) async fn serve(&self, broker: &Broker) {
-        let mut look = None;
+        let mut query = None;
         loop {
             tokio::select! {
                 done = self.done.take() => {
@@ -369,32 +379,32 @@ impl TransactionService {
                         self.on_done(broker, done);
                     }
                 }
-                far = self.far.take() => self.send_far(broker, far),
-                () = self.ticker.wait(&mut look) => look = self.tick(broker),
+                remote = self.remote.take() => self.send_remote(broker, remote),
+                () = self.timer.wait(&mut query) => query = self.tick(broker),
                 () = broker.shutdown.stopped() => return,
             }
         }
     }
 
-    fn on_done(&self, broker: &Broker, done: Done) {
+    fn on_done(&self, broker: &Broker, done: Completion) {
         match done {
-            Done::Record((index, life), token, result) => {
-                self.run(broker, index, Some(life), |c, now_ms| c.on_persisted(now_ms, token, result));
+            Completion::Record((index, incarnation), token, result) => {
+                self.run(broker, index, Some(incarnation), |c, now_ms| c.on_persisted(now_ms, token, result));
                 if let Some(shard) = self.shard(index) {
                     shard.ended.notify_waiters();
                 }
             }
-            Done::Marker((index, life), token, at, result) => {
-                self.run(broker, index, Some(life), |c, now_ms| {
+            Completion::Marker((index, incarnation), token, at, result) => {
+                self.run(broker, index, Some(incarnation), |c, now_ms| {
                     c.on_marker_written(now_ms, token, &at.topic, at.partition, result)
                 });
             }
         }
     }
 
-    /// Does what is due; says when to look again.
+    /// Handles due deadlines; returns the time of the next tick.
     fn tick(&self, broker: &Broker) -> Option<Instant> {
-        self.ticker.begin_look();
+        self.timer.begin_tick();
         let now_ms = broker.clock.monotonic_ms();
         let mut earliest = None;
         for (index, shard) in (0..).zip(self.shards.load().iter()) {
@@ -404,16 +414,16 @@ impl TransactionService {
             }
             earliest = earliest.into_iter().chain(next()).min();
         }
-        next_look(earliest, now_ms)
+        next_tick(earliest, now_ms)
     }
 
-    /// Takes one step of a coordinator and does what it wants done; false when it is not here, or not the one that is
-    /// meant.
+    /// Runs one step of a coordinator and carries out its effects; false if it is not loaded, or not the expected
+    /// one.
     fn run(
         &self,
         broker: &Broker,
         index: i32,
-        meant: Option<u64>,
+        expected: Option<u64>,
         step: impl FnOnce(&mut Coordinator, u64) -> Vec<Effect>,
     ) -> bool {
         let Some(shard) = self.shard(index) else { return false };
@@ -421,10 +431,12 @@ impl TransactionService {
         let mut replies = Vec::new();
         {
             let mut machine = lock(&shard.machine);
-            let meant = |m: &&mut Machine| m.counts() && meant.is_none_or(|life| life == m.life);
-            let Some(machine) = machine.as_mut().filter(meant) else { return false };
-            let Machine { life, coordinator, partition, epoch } = machine;
-            let whose = (index, *life);
+            let expected = |m: &&mut Machine| {
+                m.is_current() && expected.is_none_or(|incarnation| incarnation == m.incarnation)
+            };
+            let Some(machine) = machine.as_mut().filter(expected) else { return false };
+            let Machine { incarnation, coordinator, partition, epoch } = machine;
+            let coordinator_ref = (index, *incarnation);
             coordinator.set_wall_ms(now_ms, broker.clock.wall_ms());
             for effect in step(coordinator, now_ms) {
                 match effect {
@@ -432,20 +444,20 @@ impl TransactionService {
                     Effect::Persist { key, value, token, .. } => {
                         let batch = record(&key, value.as_deref(), broker.clock.wall_ms());
                         let done = self.done.clone();
-                        // In the leadership in which it was decided, or not at all.
+                        // Only under the leader epoch in which it was decided.
                         append(broker, partition, *epoch, batch, move |result| {
-                            done.push(Done::Record(whose, token, result))
+                            done.push(Completion::Record(coordinator_ref, token, result))
                         });
                     }
-                    Effect::WriteMarkers(markers) => self.write_markers(broker, whose, &markers),
+                    Effect::WriteMarkers(markers) => self.write_markers(broker, coordinator_ref, &markers),
                 }
             }
         }
-        self.ticker.touch();
+        self.timer.on_change();
         let mut waiting = lock(&shard.waiting);
         for (token, reply) in replies {
             if let Some(sender) = waiting.remove(&token) {
-                // The client may be gone; its request is carried out all the same.
+                // The client may have disconnected; its request is processed all the same.
                 let _ = sender.send(reply);
             }
         }
@@ -453,7 +465,7 @@ impl TransactionService {
     }
 }
 
-/// Appends a record in one leadership and calls `done` when it is committed or certainly is not.
+/// Appends a record under one leader epoch and calls `done` when it is committed or certainly is not.
 fn append(
     broker: &Broker,
     partition: &Partition,
@@ -464,7 +476,7 @@ fn append(
     match partition.append_own(batch, broker.clock.wall_ms(), Some(epoch), None) {
         Ok(appended) => partition.when_committed(&appended, Ack::Call(Box::new(done))),
         Err(refused) => {
-            tracing::warn!(partition = partition.index, reason = ?refused, "cannot keep transaction state");
+            tracing::warn!(partition = partition.index, reason = ?refused, "transaction state append failed");
             done(Err(refused.code));
         }
     }

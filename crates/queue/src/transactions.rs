@@ -1,27 +1,28 @@
-//! The transaction coordinator: who may use a transactional id, what its transaction writes to, and how it
-//! ends. Pure: requests, finished writes and time go in, answers and writes come out.
+//! The transaction coordinator of one partition: which producer owns a transactional id, which partitions its
+//! transaction includes, and how it ends. Pure: requests, completed writes and time go in, responses and writes come
+//! out.
 //!
-//! One entry per transactional id, whose durable image ([`Transaction`]) changes in one way only: the next
-//! image is written to `__transaction_state` ([`Effect::Persist`]) and adopted when it is durable. So the
-//! state after a restart is the state that was acted on. Invariants:
+//! One entry per transactional id, whose durable image ([`Transaction`]) changes in one way only: the next image is
+//! written to `__transaction_state` ([`Effect::Persist`]) and adopted when it is durable. So the state after a
+//! restart is the state that was acted on. Invariants:
 //! - one write per id is in flight at a time; meanwhile requests get CONCURRENT_TRANSACTIONS;
 //! - a decision (PrepareCommit, PrepareAbort) is durable before its first marker, and is never changed;
-//! - a transaction begins only after the markers of the one before are durable on every partition, so a
-//!   marker that is written again cannot end a later transaction;
-//! - a partition has at most one marker of an id in flight: markers are sent again only where one failed;
+//! - a transaction begins only after the markers of the previous one are durable on every partition, so a marker that
+//!   is written again cannot end a later transaction;
+//! - a partition has at most one marker of an id in flight: only failed markers are sent again;
 //! - every token of a request is answered exactly once;
-//! - nobody is told of success without a write, not even of what is so already: a coordinator that was replaced and has
-//!   not heard of it remembers the end of an earlier transaction, and would take the next one's for it. It cannot write.
+//! - no request succeeds without a write, not even if the state already matches: a coordinator that does not know yet
+//!   that it was replaced has the end of an earlier transaction, and would take the next one's for it. It cannot write.
 //!
-//! A write that failed leaves the image as it was. That is safe even if the record did reach the log: nothing
-//! was done on the strength of it, and a coordinator that loads it finds a decision it may carry out.
+//! A failed write leaves the image unchanged. That is safe even if the record did reach the log: nothing was done
+//! because of it, and a coordinator that loads it finds a decision it may complete.
 //!
-//! Time: deadlines count on the monotonic `now_ms`; wall time appears in records only
-//! ([`Coordinator::set_wall_ms`]).
+//! Time: deadlines count on the monotonic `now_ms`; wall time appears in records only ([`Coordinator::set_wall_ms`]).
 //!
-//! Transaction version 2 (KIP-890): a client that sends EndTxn 5 gets a new epoch with every end, and its partitions demand
-//! that a marker's epoch is newer than the records'. So neither a late record nor a late marker of one transaction can
-//! reach the next. A producer may use version 1 in one transaction and version 2 in the next; the request decides.
+//! Transaction version 2 (KIP-890): a client that sends EndTxn 5 gets a new epoch with every end, and its partitions
+//! require that a marker's epoch is newer than the records'. So neither a late record nor a late marker of one
+//! transaction can reach the next. A producer may use version 1 in one transaction and version 2 in the next; the
+//! request decides.
 //!
 //! The caller checks that the id belongs to this coordinator ([`partition_for`]) and that partitions exist.
 
@@ -49,14 +50,14 @@ pub use state::{LAST_EPOCH, State, Transaction};
 
 use state::{Claim, NONE, by_topic};
 
-/// The topic whose partitions keep committed offsets.
+/// The topic whose partitions hold committed offsets.
 const OFFSETS_TOPIC: &str = "__consumer_offsets";
 
 /// All transactional ids of one coordinator.
 pub struct Coordinator {
     config: Config,
     coordinator_epoch: i32,
-    /// Until [`Coordinator::start`] nothing is answered from the state.
+    /// True until [`Coordinator::start`]: requests are not answered from the state yet.
     loading: bool,
     entries: HashMap<Arc<str>, Entry>,
     /// Invariant: holds `(wake, id)` exactly for the entries that have a `wake`.
@@ -77,9 +78,9 @@ struct Entry {
     txn: Transaction,
     pending: Option<Pending>,
     markers: Option<Markers>,
-    /// When the open transaction times out, or the idle id expires.
+    /// The timeout of the open transaction, or the expiry of the idle id.
     due_at: u64,
-    /// When to try again what failed; counts failures in a row.
+    /// The next retry of a failed step; counts consecutive failures.
     retry_at: Option<u64>,
     failures: u32,
     wake: Option<u64>,
@@ -88,9 +89,9 @@ struct Entry {
 /// A write in flight.
 #[derive(Debug)]
 struct Pending {
-    /// None is a tombstone.
+    /// `None` is a tombstone.
     next: Option<Transaction>,
-    /// What to answer when it is durable.
+    /// The response to send when it is durable.
     answer: Option<(Token, Reply)>,
 }
 
@@ -98,7 +99,7 @@ struct Pending {
 #[derive(Debug, Default)]
 struct Markers {
     in_flight: BTreeSet<TopicPartition>,
-    /// To be sent again.
+    /// Markers to send again.
     failed: BTreeSet<TopicPartition>,
 }
 
@@ -111,7 +112,7 @@ impl Entry {
         self.pending.as_ref().and_then(|p| p.next.as_ref()).is_some_and(|n| n.state.is_preparing())
     }
 
-    /// Whether the id exists for those who ask: not before its first write, not during its last.
+    /// True if the id is visible to requests: not before its first write, not during its last.
     fn is_visible(&self) -> bool {
         self.txn.epoch != NONE && self.pending.as_ref().is_none_or(|p| p.next.is_some())
     }
@@ -133,7 +134,7 @@ impl Entry {
     }
 }
 
-/// Which code tells a client of this API and version that a newer producer has taken over.
+/// The fencing error for a client of this API and version.
 fn fenced(error: ErrorCode, knows_fenced: bool) -> ErrorCode {
     match error {
         ErrorCode::ProducerFenced if !knows_fenced => ErrorCode::InvalidProducerEpoch,
@@ -141,7 +142,7 @@ fn fenced(error: ErrorCode, knows_fenced: bool) -> ErrorCode {
     }
 }
 
-/// What a client is told when its step could not be written.
+/// The client's error if its step could not be written.
 fn write_error(error: ErrorCode) -> ErrorCode {
     match error {
         ErrorCode::NotLeaderOrFollower | ErrorCode::KafkaStorageError => ErrorCode::NotCoordinator,
@@ -150,15 +151,14 @@ fn write_error(error: ErrorCode) -> ErrorCode {
     }
 }
 
-/// The partition of `__transaction_state` that keeps a transactional id, as every client and tool computes
-/// it.
+/// The partition of `__transaction_state` that holds a transactional id, as every client and tool computes it.
 pub fn partition_for(transactional_id: &str, partitions: i32) -> i32 {
     crate::groups::partition_for(transactional_id, partitions)
 }
 
 impl Coordinator {
-    /// A coordinator that knows nothing yet: [`Coordinator::replay`] the log, then [`Coordinator::start`].
-    /// The epoch must be higher than that of any coordinator before it.
+    /// An empty coordinator: [`Coordinator::replay`] the log, then [`Coordinator::start`]. The epoch must be higher
+    /// than that of any previous coordinator.
     pub fn new(config: Config, coordinator_epoch: i32) -> Self {
         Self {
             config,
@@ -174,7 +174,7 @@ impl Coordinator {
         }
     }
 
-    /// Tells which wall time belongs to `now_ms`. Records carry wall time; deadlines never do.
+    /// Sets the wall time of `now_ms`. Records carry wall time; deadlines never do.
     pub fn set_wall_ms(&mut self, now_ms: u64, wall_ms: i64) {
         self.wall_minus_now_ms = wall_ms.saturating_sub_unsigned(now_ms);
     }
@@ -183,9 +183,9 @@ impl Coordinator {
         self.wall_minus_now_ms.saturating_add_unsigned(now_ms)
     }
 
-    /// Takes in a record of `__transaction_state`, in the order of the log.
+    /// Replays a record of `__transaction_state`, in log order.
     pub fn replay(&mut self, key: &[u8], value: Option<&[u8]>) -> Result<(), RecordError> {
-        assert!(self.loading, "a record was replayed into a coordinator that has started");
+        assert!(self.loading, "record replayed into a started coordinator");
         let Some(id) = decode_key(key)? else { return Ok(()) };
         match value {
             Some(value) => {
@@ -199,7 +199,7 @@ impl Coordinator {
         Ok(())
     }
 
-    /// The log has been read. Open transactions keep the rest of their time; decided ones are carried out.
+    /// Ends the load. Open transactions keep their remaining time; decided ones are completed.
     pub fn start(&mut self, now_ms: u64) -> Vec<Effect> {
         self.loading = false;
         let mut ids: Vec<_> = self.entries.keys().cloned().collect();
@@ -210,32 +210,32 @@ impl Coordinator {
         self.take_effects()
     }
 
-    /// The epoch of this coordinator.
+    /// The coordinator epoch.
     pub fn epoch(&self) -> i32 {
         self.coordinator_epoch
     }
 
-    /// How many transactional ids there are.
+    /// Number of transactional ids.
     pub fn len(&self) -> usize {
         self.entries.len()
     }
 
-    /// Whether there are none.
+    /// True if there are no transactional ids.
     pub fn is_empty(&self) -> bool {
         self.entries.is_empty()
     }
 
-    /// The durable image of an id.
+    /// The durable image of a transactional id.
     pub fn transaction(&self, transactional_id: &str) -> Option<&Transaction> {
         self.entries.get(transactional_id).map(|e| &e.txn).filter(|t| t.epoch != NONE)
     }
 
-    /// A request.
+    /// Handles a request.
     pub fn step(&mut self, now_ms: u64, input: Input) -> Vec<Effect> {
         match input {
             Input::InitProducerId { token, version, transactional_id, timeout_ms, current, fresh_id } => {
                 let result = match transactional_id {
-                    // Only idempotent: any id that is new will do.
+                    // Idempotent only: any unused producer id will do.
                     None => {
                         Ok(Some(Reply { error: ErrorCode::None, producer_id: fresh_id, producer_epoch: 0 }))
                     }
@@ -291,7 +291,7 @@ impl Coordinator {
         self.take_effects()
     }
 
-    /// `Ok(None)`: the answer waits for a write.
+    /// `Ok(None)`: the response waits for a write.
     fn answer(&mut self, token: Token, result: Result<Option<Reply>, ErrorCode>, knows_fenced: bool) {
         let reply = match result {
             Ok(None) => return,
@@ -328,7 +328,7 @@ impl Coordinator {
             return Err(ErrorCode::ConcurrentTransactions);
         }
         if entry.txn.state == State::Ongoing {
-            // The epoch made here is given to nobody: the client comes back, after the abort, for another.
+            // The epoch bumped here is given to no client: after the abort the client sends InitProducerId again.
             entry.txn.check_fence(current)?;
             let next = entry.txn.fence(current.is_some(), wall_ms);
             let reply = Reply::of(ErrorCode::ConcurrentTransactions);
@@ -342,7 +342,7 @@ impl Coordinator {
         Ok(None)
     }
 
-    /// The entry of a client that says who it is, if nothing is being written for it.
+    /// The entry of a producer's claim, if nothing is being written for it.
     fn claimed(&mut self, id: &str, claim: Claim) -> Result<&mut Entry, ErrorCode> {
         if id.is_empty() {
             return Err(ErrorCode::InvalidRequest);
@@ -390,11 +390,11 @@ impl Coordinator {
             (State::Ongoing, _) => {
                 let mut next = entry.txn.end(commit, wall_ms);
                 next.epoch_per_transaction = false;
-                // The client may go on as soon as the decision is durable; markers follow.
+                // The client may continue as soon as the decision is durable; markers follow.
                 self.persist(id, Some(next), Some((token, Reply::of(ErrorCode::None))));
                 Ok(None)
             }
-            // Repeated because the answer was lost.
+            // A retry because the response was lost.
             (State::CompleteCommit, true) | (State::CompleteAbort, false) => {
                 let same = entry.txn.clone();
                 self.persist(id, Some(same), Some((token, Reply::of(ErrorCode::None))));
@@ -409,9 +409,9 @@ impl Coordinator {
 
     /// EndTxn from version 5 on: the transaction ends under a new epoch.
     ///
-    /// A client whose answer got lost repeats the request with the epoch before; so does one whose transaction the
-    /// coordinator has aborted under a new epoch in the meantime. An abort is then as it wishes and is answered with that
-    /// epoch. A commit is not: INVALID_PRODUCER_EPOCH, not INVALID_TXN_STATE, which would say that the client is at fault
+    /// A client whose response was lost retries with the previous epoch; so does one whose transaction the
+    /// coordinator has aborted under a new epoch in the meantime. An abort then succeeds and its response has that
+    /// epoch. A commit gets INVALID_PRODUCER_EPOCH, not INVALID_TXN_STATE, which would blame the client
     /// (KAFKA-20785).
     fn end_with_new_epoch(
         &mut self,
@@ -432,7 +432,7 @@ impl Coordinator {
             (State::Ongoing, _) | (State::Empty | State::CompleteCommit | State::CompleteAbort, false) => {
                 entry.txn.end_with_new_epoch(commit, fresh_id, wall_ms)
             }
-            // The client goes on under the new epoch while the markers are written.
+            // The client continues under the new epoch while the markers are written.
             (State::PrepareCommit | State::PrepareAbort, _) => return Err(ErrorCode::ConcurrentTransactions),
             _ => return Err(ErrorCode::InvalidTxnState),
         };
@@ -441,7 +441,7 @@ impl Coordinator {
         Ok(None)
     }
 
-    /// See [`Self::end_with_new_epoch`].
+    /// Answers a retried EndTxn; see [`Self::end_with_new_epoch`].
     fn repeat_end(
         &mut self,
         token: Token,
@@ -471,7 +471,7 @@ impl Coordinator {
         }
     }
 
-    /// Writes the next image, or a tombstone. Only for an entry that exists and has nothing in flight.
+    /// Writes the next image, or a tombstone. Only for an entry that exists and has no write in flight.
     fn persist(&mut self, id: &Arc<str>, next: Option<Transaction>, answer: Option<(Token, Reply)>) {
         self.last_token += 1;
         let token = PersistToken(self.last_token);
@@ -485,7 +485,7 @@ impl Coordinator {
         self.effects.push(Effect::Persist { transactional_id, key: encode_key(id), value, token });
     }
 
-    /// A write is durable, or has failed. A token that is not known is of no consequence.
+    /// A write is durable, or has failed. An unknown token has no effect.
     pub fn on_persisted(
         &mut self,
         now_ms: u64,
@@ -497,7 +497,7 @@ impl Coordinator {
         let Some(Pending { next, answer }) = entry.pending.take() else { return Vec::new() };
         match (result, next) {
             (Ok(()), Some(next)) => {
-                // An open transaction keeps the deadline it began with.
+                // An open transaction keeps its original deadline.
                 let same = entry.txn.state == State::Ongoing && next.state == State::Ongoing;
                 entry.txn = next;
                 entry.failures = 0;
@@ -512,7 +512,7 @@ impl Coordinator {
             (Err(_), _) if entry.txn.epoch == NONE => self.forget(&id),
             (Err(_), _) => {
                 if answer.is_none() {
-                    // Nobody else will ask again.
+                    // No request will trigger a retry.
                     entry.back_off(now_ms, &self.config);
                 }
                 self.reindex(&id);
@@ -520,7 +520,7 @@ impl Coordinator {
         }
         if let Some((token, reply)) = answer {
             let reply = result.map_or_else(|e| Reply::of(write_error(e)), |()| reply);
-            // Before the markers: the client waits for nothing but the decision.
+            // Before the markers: the client waits for the decision only.
             self.effects.insert(0, Effect::Reply(token, reply));
         }
         self.take_effects()
@@ -532,7 +532,7 @@ impl Coordinator {
         }
     }
 
-    /// Does what the state just entered asks for: sets its deadline, or writes its markers.
+    /// Starts the work of the state just entered: sets its deadline, or writes its markers.
     fn begin_state(&mut self, now_ms: u64, id: &Arc<str>) {
         let wall_ms = self.wall_ms(now_ms);
         let Some(entry) = self.entries.get_mut(id) else { return };
@@ -540,7 +540,7 @@ impl Coordinator {
             State::Ongoing => (entry.txn.start_ms, u64::try_from(entry.txn.timeout_ms).unwrap_or(0)),
             _ => (entry.txn.updated_ms, self.config.id_expiration_ms),
         };
-        // Wall time may have jumped while we were away: never wait longer than the limit.
+        // Wall time may have jumped while the node was down: never wait longer than the limit.
         let spent_ms = u64::try_from(wall_ms.saturating_sub(since_ms)).unwrap_or(0);
         entry.due_at = now_ms + limit_ms.saturating_sub(spent_ms);
         if entry.txn.state.is_preparing() {
@@ -553,7 +553,7 @@ impl Coordinator {
         }
     }
 
-    /// Sends the markers that are due, or writes down that all are there.
+    /// Sends the markers that are due, or writes the completion if all are durable.
     fn write_markers(&mut self, now_ms: u64, id: &Arc<str>) {
         let wall_ms = self.wall_ms(now_ms);
         let Some(entry) = self.entries.get_mut(id) else { return };
@@ -582,8 +582,8 @@ impl Coordinator {
         self.reindex(id);
     }
 
-    /// A marker is durable, or could not be written. UNKNOWN_TOPIC_OR_PARTITION says that the partition is
-    /// gone for good; for a partition that only cannot be reached pass another code, and it is tried again.
+    /// A marker is durable, or could not be written. UNKNOWN_TOPIC_OR_PARTITION means that the partition was deleted;
+    /// for a partition that is only unavailable pass another code, and the marker is retried.
     pub fn on_marker_written(
         &mut self,
         now_ms: u64,
@@ -608,7 +608,7 @@ impl Coordinator {
                 | ErrorCode::ProducerFenced,
             ) => {}
             Err(ErrorCode::TransactionCoordinatorFenced) => {
-                // Another coordinator has the id now, and finishes what is left.
+                // Another coordinator owns the id now, and completes the rest.
                 entry.markers = None;
                 self.rounds.remove(&token);
                 return Vec::new();
@@ -631,12 +631,12 @@ impl Coordinator {
         self.take_effects()
     }
 
-    /// When to [`Coordinator::tick`] next.
+    /// The time of the next [`Coordinator::tick`].
     pub fn next_deadline(&self) -> Option<u64> {
         self.deadlines.first().map(|(at, _)| *at)
     }
 
-    /// Aborts transactions that took too long, sends failed markers again, forgets idle ids.
+    /// Aborts timed-out transactions, resends failed markers, expires idle ids.
     pub fn tick(&mut self, now_ms: u64) -> Vec<Effect> {
         while let Some((at, id)) = self.deadlines.first().cloned() {
             if at > now_ms {
@@ -646,7 +646,7 @@ impl Coordinator {
             let Some(entry) = self.entries.get_mut(&id) else { break };
             match entry.txn.state {
                 State::Ongoing => {
-                    // Fenced, so that the producer cannot go on as if nothing had happened.
+                    // Fenced, so that the producer cannot continue the aborted transaction.
                     let next = entry.txn.fence(false, wall_ms);
                     self.persist(&id, Some(next), None);
                 }

@@ -1,4 +1,4 @@
-//! What administrators and the passage of time do to groups: list, describe, delete, expire.
+//! Group administration and expiry: list, describe, delete, expire.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use super::api::{
 use super::codes::{self, ErrorCode};
 use super::group::{CONSUMER, Group, Phase};
 use super::offsets::{Committed, Offsets};
-use super::outbox::{DeleteBatch, Outbox, Then};
+use super::outbox::{DeleteBatch, OnWritten, Outbox};
 use super::{CLASSIC, Groups};
 
 impl Groups {
@@ -36,7 +36,7 @@ impl Groups {
         }
     }
 
-    /// ListGroups, in the order of the names.
+    /// ListGroups, ordered by name.
     pub fn list(&self, filter: &ListFilter) -> Vec<ListedGroup> {
         let passes = |wanted: &[String], name: &str| {
             wanted.is_empty() || wanted.iter().any(|text| text.eq_ignore_ascii_case(name))
@@ -50,7 +50,7 @@ impl Groups {
         listed
     }
 
-    /// DeleteGroups. The answer waits until the tombstones are in the log.
+    /// DeleteGroups. The response waits until the tombstones are in the log.
     pub fn delete_groups(&mut self, now_ms: u64, token: Token, names: Vec<Arc<str>>) -> Vec<Effect> {
         self.begin(now_ms);
         let mut batch = DeleteBatch { results: Vec::with_capacity(names.len()), in_flight: 0 };
@@ -73,7 +73,7 @@ impl Groups {
         self.finish()
     }
 
-    /// Returns whether there is something in the log to delete.
+    /// Returns true if there is something in the log to delete.
     fn delete_group(&mut self, token: Token, index: usize, name: &Arc<str>) -> bool {
         let Some(group) = self.groups.get(name) else { return false };
         let (keys, generation) = (group.offsets.keys(|_, _, _| true), group.generation);
@@ -82,20 +82,20 @@ impl Groups {
             self.forget(name);
             return false;
         }
-        let then = Then::DeleteGroup { token, index, keys, generation };
+        let then = OnWritten::DeleteGroup { token, index, keys, generation };
         self.out.persist(name, tombstones, None, then);
         true
     }
 
-    /// The tombstones of a group are in the log, or not. Whatever came after them in the log stays.
+    /// The write of a group's tombstones completed. Records after them in the log stay.
     pub(super) fn on_group_deleted(
         &mut self,
         name: &Arc<str>,
         write: PersistToken,
-        then: Then,
+        then: OnWritten,
         result: Result<(), ErrorCode>,
     ) {
-        let Then::DeleteGroup { token, index, keys, generation } = then else { return };
+        let OnWritten::DeleteGroup { token, index, keys, generation } = then else { return };
         if let (Some(group), Ok(())) = (self.groups.get_mut(name), result) {
             group.offsets.on_tombstones(&keys, write);
             if group.phase == Phase::Empty && group.generation == generation {
@@ -114,8 +114,8 @@ impl Groups {
         }
     }
 
-    /// Forgets an empty group, but not what the log still has of it: offsets that came after its tombstones
-    /// or that wait for the end of a transaction, and ids given out to members to be.
+    /// Removes an empty group, but keeps state that the log still has: offsets after its tombstones, pending
+    /// transactional offsets, and member ids that were issued and not used yet.
     fn forget(&mut self, name: &Arc<str>) {
         let Some(old) = self.take(name) else { return };
         if !old.offsets.is_empty() || !old.pending.is_empty() {
@@ -127,7 +127,7 @@ impl Groups {
         }
     }
 
-    /// OffsetDelete. The answer waits until the tombstones are in the log.
+    /// OffsetDelete. The response waits until the tombstones are in the log.
     pub fn offset_delete(&mut self, now_ms: u64, token: Token, request: OffsetDelete) -> Vec<Effect> {
         self.begin(now_ms);
         let Some(group) = self.groups.get_mut(&request.group) else {
@@ -154,7 +154,7 @@ impl Groups {
             self.out.reply(token, Response::OffsetDelete(response));
         } else {
             let tombstones = Outbox::tombstones(&request.group, &keys, false);
-            let then = Then::Tombstones { keys, asked: Some((token, response)) };
+            let then = OnWritten::Tombstones { keys, asked: Some((token, response)) };
             self.out.persist(&request.group, tombstones, None, then);
         }
         self.finish()
@@ -166,23 +166,23 @@ impl Groups {
         self.finish()
     }
 
-    /// The topic is gone, and the offsets of every group in it.
+    /// Deletes the offsets of a deleted topic in every group.
     pub fn on_topic_deleted(&mut self, now_ms: u64, topic: &str) -> Vec<Effect> {
         self.begin(now_ms);
         for name in self.sorted_names() {
-            self.bury_offsets(&name, |t, _, _| t == topic);
+            self.tombstone_offsets(&name, |t, _, _| t == topic);
         }
         self.finish()
     }
 
-    /// Removes offsets that outlived their retention, and groups that nothing is left of.
+    /// Deletes expired offsets, and groups without any state.
     pub(super) fn sweep(&mut self) {
         let wall = self.out.wall_ms();
         let retention = self.out.config.offset_retention_ms;
         for name in self.sorted_names() {
             let Some(group) = self.groups.get(&name) else { continue };
             if let Some(rule) = ExpiryRule::of(group) {
-                self.bury_offsets(&name, |topic, _, committed| {
+                self.tombstone_offsets(&name, |topic, _, committed| {
                     committed.is_some_and(|committed| rule.is_expired(topic, committed, wall, retention))
                 });
             }
@@ -195,23 +195,28 @@ impl Groups {
                 tracing::info!(group = %name, "group expired");
                 if group.generation > 0 {
                     let tombstones = Outbox::tombstones(&name, &[], true);
-                    self.out.persist(&name, tombstones, None, Then::Nothing);
+                    self.out.persist(&name, tombstones, None, OnWritten::Nothing);
                 }
             }
         }
     }
 
-    /// Nobody waits for these. Offsets whose tombstones are lost stay, and a later sweep finds them again.
-    fn bury_offsets(&mut self, name: &Arc<str>, gone: impl FnMut(&str, i32, Option<&Committed>) -> bool) {
+    /// Writes tombstones of offsets without a waiting request. If the write is lost, the offsets stay, and a later
+    /// sweep finds them again.
+    fn tombstone_offsets(
+        &mut self,
+        name: &Arc<str>,
+        gone: impl FnMut(&str, i32, Option<&Committed>) -> bool,
+    ) {
         let Some(group) = self.groups.get(name) else { return };
         let keys = group.offsets.keys(gone);
         if !keys.is_empty() {
             let tombstones = Outbox::tombstones(name, &keys, false);
-            self.out.persist(name, tombstones, None, Then::Tombstones { keys, asked: None });
+            self.out.persist(name, tombstones, None, OnWritten::Tombstones { keys, asked: None });
         }
     }
 
-    /// In the order of the names, so that the same input always gives the same effects.
+    /// Ordered by name, so that the same input always gives the same effects.
     fn sorted_names(&self) -> Vec<Arc<str>> {
         let mut names: Vec<_> = self.groups.keys().cloned().collect();
         names.sort_unstable();
@@ -219,18 +224,18 @@ impl Groups {
     }
 }
 
-/// From when an offset's retention counts.
+/// When the retention of an offset starts.
 enum ExpiryRule {
-    /// Since the group lost its last member, or since a later commit.
+    /// When the group lost its last member, or at a later commit.
     SinceEmpty(i64),
-    /// Since the commit, for topics the group does not read any more.
+    /// At the commit, for topics the group no longer subscribes to.
     Unsubscribed(std::collections::BTreeSet<Arc<str>>),
-    /// Since the commit: the group never had members.
+    /// At the commit: the group never had members.
     SinceCommit,
 }
 
 impl ExpiryRule {
-    /// No rule for a group that rebalances or whose subscriptions cannot be read: nothing expires.
+    /// `None` for a group that rebalances or whose subscriptions cannot be parsed: nothing expires.
     fn of(group: &Group) -> Option<Self> {
         match (&group.protocol_type, &group.phase) {
             (None, Phase::Empty) => Some(Self::SinceCommit),

@@ -1,7 +1,7 @@
-//! What goes into the group machine and what comes out: plain types, no wire, no I/O.
+//! Inputs and outputs of the group coordinator: plain types, no wire format, no I/O.
 //!
-//! Requests are already decoded and answers are not yet encoded. What depends on the version of an API is
-//! said where it matters; everything else is the newest version's shape.
+//! Requests are already decoded and responses are not yet encoded. Fields that depend on the API version say so;
+//! everything else has the shape of the newest version.
 
 use std::sync::Arc;
 
@@ -9,15 +9,15 @@ use bytes::Bytes;
 
 use super::codes::ErrorCode;
 
-/// Names the request an answer belongs to. The caller picks it; the machine hands it back exactly once.
+/// Identifies the request of a response. Chosen by the caller; the coordinator returns it exactly once.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Token(pub u64);
 
-/// Names a write the machine asked for. Tokens grow in the order in which the writes must enter the log.
+/// Identifies a write of the coordinator. Tokens grow in the order in which the writes must enter the log.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct PersistToken(pub u64);
 
-/// The producer a transactional write belongs to.
+/// The producer of a transactional write.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct TxnProducer {
     /// The producer id.
@@ -32,19 +32,18 @@ pub type GroupRecord = (Bytes, Option<Bytes>);
 /// What the caller must do, in this order.
 #[derive(Clone, PartialEq, Debug)]
 pub enum Effect {
-    /// Answer the request.
+    /// Send the response of the request.
     Reply(Token, Response),
-    /// Append the records as one batch to the partition of `group`, then call `on_persisted(then, …)`.
-    /// Writes of one group enter the log in the order of their effects, and those that succeed are
-    /// reported in that order.
+    /// Append the records as one batch to the partition of `group`, then call `on_persisted(then, …)`. Writes of one
+    /// group enter the log in the order of their effects, and successful ones are reported in that order.
     Persist {
-        /// Whose partition of `__consumer_offsets` the records go to.
+        /// The group whose partition of `__consumer_offsets` gets the records.
         group: Arc<str>,
         /// The records of the batch.
         records: Vec<GroupRecord>,
-        /// Set when the batch is part of a transaction.
+        /// Set if the batch is part of a transaction.
         txn: Option<TxnProducer>,
-        /// What to report the outcome under.
+        /// The token to report the outcome with.
         then: PersistToken,
     },
 }
@@ -70,15 +69,15 @@ pub enum Input {
     Tick,
 }
 
-/// An answer.
+/// A response of the coordinator.
 #[derive(Clone, PartialEq, Debug)]
-#[allow(missing_docs)] // each variant is the answer its type documents
+#[allow(missing_docs)] // each variant is the response its type documents
 pub enum Response {
     Join(JoinResponse),
     Sync(SyncResponse),
     Heartbeat(ErrorCode),
     Leave(LeaveResponse),
-    /// The answer of OffsetCommit and of TxnOffsetCommit.
+    /// The response of OffsetCommit and of TxnOffsetCommit.
     OffsetCommit(Vec<TopicErrors>),
     OffsetFetch(Vec<FetchedGroup>),
     OffsetDelete(OffsetDeleteResponse),
@@ -87,336 +86,337 @@ pub enum Response {
     ListGroups(Vec<ListedGroup>),
 }
 
-/// One way of assigning that a member offers, with what the assignor needs to know about the member.
+/// A partition assignment protocol that a member supports, with the metadata its assignor needs.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Protocol {
     /// The assignor's name.
     pub name: Arc<str>,
-    /// The member's subscription, opaque to us except for its topics.
+    /// The member's subscription, opaque to the coordinator except for its topics.
     pub metadata: Bytes,
 }
 
-/// JoinGroup.
+/// A JoinGroup request.
 #[derive(Clone, Debug)]
 pub struct Join {
-    /// The group.
+    /// The group id.
     pub group: Arc<str>,
-    /// Empty for a member that has no id yet.
+    /// The member id; empty for a member that has none yet.
     pub member_id: Arc<str>,
-    /// Set for a static member.
+    /// The group instance id of a static member.
     pub instance_id: Option<Arc<str>>,
     /// The client id of the request header.
     pub client_id: Arc<str>,
     /// The peer's address, as `/127.0.0.1`.
     pub client_host: Arc<str>,
-    /// How long a silent member stays.
+    /// The session timeout: how long a member without heartbeats stays.
     pub session_timeout_ms: i32,
-    /// How long a rebalance waits for this member; negative (version 0) means the session timeout.
+    /// The rebalance timeout: how long a rebalance waits for this member; negative (version 0) means the session
+    /// timeout.
     pub rebalance_timeout_ms: i32,
-    /// `consumer` for consumers.
+    /// The protocol type: `consumer` for consumers.
     pub protocol_type: Arc<str>,
-    /// In order of preference.
+    /// The supported protocols, in order of preference.
     pub protocols: Vec<Protocol>,
-    /// From version 4 a dynamic member must come back with the id it was given.
+    /// True from version 4: a dynamic member must join again with the member id it got (MEMBER_ID_REQUIRED).
     pub require_known_member_id: bool,
-    /// From version 9 a returning static leader can be told not to assign.
+    /// True from version 9: a returning static leader can be told to skip the assignment.
     pub can_skip_assignment: bool,
-    /// Why the client joins (version 8), for the log.
+    /// The client's reason for the join (version 8), for the log.
     pub reason: Option<Arc<str>>,
 }
 
-/// The answer to JoinGroup.
+/// The response to JoinGroup.
 #[derive(Clone, PartialEq, Debug)]
 pub struct JoinResponse {
-    /// What went wrong, or `None`.
+    /// The error code; `ErrorCode::None` on success.
     pub error: ErrorCode,
-    /// The generation, -1 on an error.
+    /// The generation; -1 on an error.
     pub generation: i32,
-    /// For version 7 and newer.
+    /// The protocol type, for version 7 and newer.
     pub protocol_type: Option<Arc<str>>,
-    /// Below version 7 nothing is written as an empty string.
+    /// The selected protocol; `None` is encoded as an empty string below version 7.
     pub protocol: Option<Arc<str>>,
-    /// The member that assigns; empty on an error.
+    /// The member id of the group leader; empty on an error.
     pub leader: Arc<str>,
-    /// Tells a leader that the group's assignment stands (version 9).
+    /// True if the leader must keep the current assignment (version 9).
     pub skip_assignment: bool,
-    /// The id of the member that asked.
+    /// The member id of the joining member.
     pub member_id: Arc<str>,
-    /// For the leader: everybody. For others: nobody.
+    /// All members, in the leader's response; empty in the others.
     pub members: Vec<JoinedMember>,
 }
 
-/// A member as its leader sees it.
+/// A member in the leader's JoinGroup response.
 #[derive(Clone, PartialEq, Debug)]
 pub struct JoinedMember {
-    /// The member.
+    /// The member id.
     pub member_id: Arc<str>,
-    /// Set for a static member.
+    /// The group instance id of a static member.
     pub instance_id: Option<Arc<str>>,
-    /// Its subscription under the chosen protocol.
+    /// The subscription under the selected protocol.
     pub metadata: Bytes,
 }
 
-/// SyncGroup.
+/// A SyncGroup request.
 #[derive(Clone, Debug)]
 pub struct Sync {
-    /// The group.
+    /// The group id.
     pub group: Arc<str>,
     /// The generation the member knows.
     pub generation: i32,
-    /// The member.
+    /// The member id.
     pub member_id: Arc<str>,
-    /// Set for a static member.
+    /// The group instance id of a static member.
     pub instance_id: Option<Arc<str>>,
-    /// Checked when set (version 5).
+    /// The protocol type; checked if set (version 5).
     pub protocol_type: Option<Arc<str>>,
-    /// Checked when set (version 5).
+    /// The protocol; checked if set (version 5).
     pub protocol: Option<Arc<str>>,
-    /// From the leader: who gets what. A member that is not named gets nothing.
+    /// The leader's assignment by member id. A member without an entry gets an empty assignment.
     pub assignments: Vec<(Arc<str>, Bytes)>,
 }
 
-/// The answer to SyncGroup.
+/// The response to SyncGroup.
 #[derive(Clone, PartialEq, Debug)]
 pub struct SyncResponse {
-    /// What went wrong, or `None`.
+    /// The error code; `ErrorCode::None` on success.
     pub error: ErrorCode,
-    /// For version 5.
+    /// The protocol type, for version 5.
     pub protocol_type: Option<Arc<str>>,
-    /// For version 5.
+    /// The selected protocol, for version 5.
     pub protocol: Option<Arc<str>>,
-    /// What the member has to do.
+    /// The member's assignment.
     pub assignment: Bytes,
 }
 
-/// Heartbeat.
+/// A Heartbeat request.
 #[derive(Clone, Debug)]
 pub struct Heartbeat {
-    /// The group.
+    /// The group id.
     pub group: Arc<str>,
     /// The generation the member knows.
     pub generation: i32,
-    /// The member.
+    /// The member id.
     pub member_id: Arc<str>,
-    /// Set for a static member.
+    /// The group instance id of a static member.
     pub instance_id: Option<Arc<str>>,
 }
 
-/// LeaveGroup; below version 3 it names one member.
+/// A LeaveGroup request; below version 3 it names one member.
 #[derive(Clone, Debug)]
 pub struct Leave {
-    /// The group.
+    /// The group id.
     pub group: Arc<str>,
-    /// Who leaves.
+    /// The leaving members.
     pub members: Vec<LeavingMember>,
 }
 
-/// A member that leaves, or that an administrator removes by its instance id (then without a member id).
+/// A leaving member, or one that an administrator removes by its group instance id (then without a member id).
 #[derive(Clone, PartialEq, Debug)]
 pub struct LeavingMember {
-    /// The member; empty to mean whoever has the instance id.
+    /// The member id; empty for the current owner of the group instance id.
     pub member_id: Arc<str>,
-    /// Set for a static member.
+    /// The group instance id of a static member.
     pub instance_id: Option<Arc<str>>,
-    /// Why (version 5), for the log.
+    /// The reason (version 5), for the log.
     pub reason: Option<Arc<str>>,
 }
 
-/// The answer to LeaveGroup. Below version 3 the one member's error is the answer's error.
+/// The response to LeaveGroup. Below version 3 the one member's error is the response's error.
 #[derive(Clone, PartialEq, Debug)]
 pub struct LeaveResponse {
-    /// An error of the whole request.
+    /// The error of the whole request.
     pub error: ErrorCode,
-    /// One line for each member named, in the request's order.
+    /// One entry for each named member, in request order.
     pub members: Vec<(LeavingMember, ErrorCode)>,
 }
 
-/// OffsetCommit.
+/// An OffsetCommit request.
 #[derive(Clone, Debug)]
 pub struct OffsetCommit {
-    /// The group.
+    /// The group id.
     pub group: Arc<str>,
-    /// Negative for a client that does not use the group's membership.
+    /// The generation; negative for a client without membership.
     pub generation: i32,
-    /// Empty for a client that does not use the group's membership.
+    /// The member id; empty for a client without membership.
     pub member_id: Arc<str>,
-    /// Set for a static member.
+    /// The group instance id of a static member.
     pub instance_id: Option<Arc<str>>,
-    /// Versions 2 to 4 may say how long to keep the offsets; `None` for the default.
+    /// The client's offset retention (versions 2 to 4); `None` for the default.
     pub retention_ms: Option<i64>,
-    /// The offsets.
+    /// The offsets to commit.
     pub topics: Vec<CommitTopic>,
 }
 
-/// TxnOffsetCommit.
+/// A TxnOffsetCommit request.
 #[derive(Clone, Debug)]
 pub struct TxnOffsetCommit {
-    /// Whose transaction.
+    /// The producer of the transaction.
     pub producer: TxnProducer,
-    /// The group.
+    /// The group id.
     pub group: Arc<str>,
-    /// Negative below version 3.
+    /// The generation; negative below version 3.
     pub generation: i32,
-    /// Empty below version 3.
+    /// The member id; empty below version 3.
     pub member_id: Arc<str>,
-    /// Set for a static member.
+    /// The group instance id of a static member.
     pub instance_id: Option<Arc<str>>,
-    /// The offsets.
+    /// The offsets to commit.
     pub topics: Vec<CommitTopic>,
 }
 
 /// Offsets of one topic to commit.
 #[derive(Clone, Debug)]
 pub struct CommitTopic {
-    /// The topic.
+    /// The topic name.
     pub topic: Arc<str>,
-    /// Its partitions.
+    /// The offsets by partition.
     pub partitions: Vec<CommitPartition>,
 }
 
 /// One offset to commit.
 #[derive(Clone, Debug)]
 pub struct CommitPartition {
-    /// The partition.
+    /// The partition index.
     pub partition: i32,
     /// The next offset to consume.
     pub offset: i64,
     /// The leader epoch of the last record consumed, or -1.
     pub leader_epoch: i32,
-    /// Free text that comes back on a fetch; nothing is the empty text.
+    /// The client's metadata, returned by OffsetFetch; `None` is the empty text.
     pub metadata: Option<String>,
 }
 
 /// An error per partition of a topic.
 #[derive(Clone, PartialEq, Debug)]
 pub struct TopicErrors {
-    /// The topic.
+    /// The topic name.
     pub topic: Arc<str>,
-    /// Partition and error, in the request's order.
+    /// Partition and error, in request order.
     pub partitions: Vec<(i32, ErrorCode)>,
 }
 
 /// OffsetFetch for one group.
 #[derive(Clone, Debug)]
 pub struct OffsetFetch {
-    /// The group.
+    /// The group id.
     pub group: Arc<str>,
-    /// Which partitions, or all that have an offset.
+    /// The requested partitions; `None` for all that have an offset.
     pub topics: Option<Vec<(Arc<str>, Vec<i32>)>>,
-    /// Refuse partitions whose offset an open transaction may change.
+    /// Fail for partitions whose offset an open transaction may change.
     pub require_stable: bool,
 }
 
-/// The answer to OffsetFetch for one group.
+/// The response to OffsetFetch for one group.
 #[derive(Clone, PartialEq, Debug)]
 pub struct FetchedGroup {
-    /// The group.
+    /// The group id.
     pub group: Arc<str>,
-    /// An error of the whole group.
+    /// The error of the whole group.
     pub error: ErrorCode,
-    /// The offsets.
+    /// The committed offsets.
     pub topics: Vec<FetchedTopic>,
 }
 
 /// Committed offsets of one topic.
 #[derive(Clone, PartialEq, Debug)]
 pub struct FetchedTopic {
-    /// The topic.
+    /// The topic name.
     pub topic: Arc<str>,
-    /// Its partitions.
+    /// The offsets by partition.
     pub partitions: Vec<FetchedOffset>,
 }
 
-/// One committed offset; -1 where there is none.
+/// One committed offset; -1 without a committed offset.
 #[derive(Clone, PartialEq, Debug)]
 pub struct FetchedOffset {
-    /// The partition.
+    /// The partition index.
     pub partition: i32,
     /// The next offset to consume, or -1.
     pub offset: i64,
     /// The leader epoch, or -1.
     pub leader_epoch: i32,
-    /// The text that came with the commit.
+    /// The metadata of the commit.
     pub metadata: String,
-    /// `UnstableOffsetCommit` where a transaction is open and the client asked not to see through it.
+    /// `UnstableOffsetCommit` if a transaction is open and the client requires stable offsets.
     pub error: ErrorCode,
 }
 
-/// OffsetDelete.
+/// An OffsetDelete request.
 #[derive(Clone, Debug)]
 pub struct OffsetDelete {
-    /// The group.
+    /// The group id.
     pub group: Arc<str>,
-    /// Which partitions.
+    /// The partitions by topic.
     pub topics: Vec<(Arc<str>, Vec<i32>)>,
 }
 
-/// The answer to OffsetDelete.
+/// The response to OffsetDelete.
 #[derive(Clone, PartialEq, Debug)]
 pub struct OffsetDeleteResponse {
-    /// An error of the whole request; then there are no topics.
+    /// The error of the whole request; then there are no topics.
     pub error: ErrorCode,
-    /// One line for each partition named.
+    /// One entry for each named partition.
     pub topics: Vec<TopicErrors>,
 }
 
-/// Which groups to list. An empty list lets everything through; names are compared without case.
+/// The filter of ListGroups. An empty list matches everything; names are case-insensitive.
 #[derive(Clone, Default, Debug)]
 pub struct ListFilter {
-    /// `Stable`, `Empty`, …
+    /// State names: `Stable`, `Empty`, …
     pub states: Vec<String>,
-    /// `classic`.
+    /// Group types: `classic`.
     pub types: Vec<String>,
 }
 
-/// A line of ListGroups.
+/// An entry of the ListGroups response.
 #[derive(Clone, PartialEq, Debug)]
 pub struct ListedGroup {
-    /// The group.
+    /// The group id.
     pub group: Arc<str>,
-    /// Empty for a group that only ever committed offsets.
+    /// The protocol type; empty for a group that only ever committed offsets.
     pub protocol_type: Arc<str>,
-    /// Its state.
+    /// The group's state.
     pub state: State,
-    /// Always `classic`.
+    /// The group type: always `classic`.
     pub group_type: &'static str,
 }
 
-/// A group as DescribeGroups shows it.
+/// A group in the DescribeGroups response.
 #[derive(Clone, PartialEq, Debug)]
 pub struct DescribedGroup {
-    /// `GroupIdNotFound` for an unknown group from version 6; older versions answer no error and state `Dead`.
+    /// `GroupIdNotFound` for an unknown group from version 6; older versions return no error and state `Dead`.
     pub error: ErrorCode,
-    /// The group.
+    /// The group id.
     pub group: Arc<str>,
-    /// Its state.
+    /// The group's state.
     pub state: State,
-    /// Empty for a group that only ever committed offsets.
+    /// The protocol type; empty for a group that only ever committed offsets.
     pub protocol_type: Arc<str>,
-    /// The chosen assignor; empty unless the group is stable.
+    /// The selected assignor; empty unless the group is stable.
     pub protocol: Arc<str>,
     /// The members.
     pub members: Vec<DescribedMember>,
 }
 
-/// A member as DescribeGroups shows it; metadata and assignment are empty unless the group is stable.
+/// A member in the DescribeGroups response; metadata and assignment are empty unless the group is stable.
 #[derive(Clone, PartialEq, Debug)]
 pub struct DescribedMember {
-    /// The member.
+    /// The member id.
     pub member_id: Arc<str>,
-    /// Set for a static member.
+    /// The group instance id of a static member.
     pub instance_id: Option<Arc<str>>,
-    /// The client id it joined with.
+    /// The client id of its JoinGroup request.
     pub client_id: Arc<str>,
-    /// Where it joined from.
+    /// The host of its JoinGroup request.
     pub client_host: Arc<str>,
-    /// Its subscription.
+    /// The subscription.
     pub metadata: Bytes,
-    /// Its assignment.
+    /// The assignment.
     pub assignment: Bytes,
 }
 
-/// The state of a group, under the protocol's names.
+/// The state of a group, with the protocol's names.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum State {
     /// No members; offsets may remain.
@@ -425,14 +425,14 @@ pub enum State {
     PreparingRebalance,
     /// Waiting for the leader's assignment.
     CompletingRebalance,
-    /// Everybody can have their assignment.
+    /// Every member can fetch its assignment.
     Stable,
-    /// There is no such group.
+    /// The group does not exist.
     Dead,
 }
 
 impl State {
-    /// The name on the wire.
+    /// The state name in the protocol.
     pub fn name(self) -> &'static str {
         match self {
             Self::Empty => "Empty",

@@ -1,11 +1,11 @@
-//! How the error of a failed write becomes one that a member or a committing client understands.
+//! Maps the error of a failed write to one that a member or a committing client handles.
 //!
-//! Invariant: `of_offset_write` and `of_group_write` are the only places that translate a storage error;
-//! clients retry or rejoin on what they return, so no arm may turn an unknown outcome into a refusal.
+//! Invariant: `of_offset_write` and `of_group_write` are the only functions that map a storage error; clients retry
+//! or rejoin on the result, so no arm may turn an unknown outcome into a failure.
 
 pub use moim_wire_kafka::error::ErrorCode;
 
-/// What a client sees when its offsets could not be written.
+/// The client's error if its offsets could not be written.
 pub(super) fn of_offset_write(error: ErrorCode) -> ErrorCode {
     match error {
         ErrorCode::UnknownTopicOrPartition
@@ -18,7 +18,7 @@ pub(super) fn of_offset_write(error: ErrorCode) -> ErrorCode {
     }
 }
 
-/// What a member sees when its group's metadata could not be written.
+/// The member's error if its group's metadata could not be written.
 pub(super) fn of_group_write(error: ErrorCode) -> ErrorCode {
     match error {
         ErrorCode::UnknownTopicOrPartition

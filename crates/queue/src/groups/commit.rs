@@ -1,4 +1,4 @@
-//! OffsetCommit and TxnOffsetCommit: who may commit, and the way of an offset into the log.
+//! OffsetCommit and TxnOffsetCommit: validation, and the write of the offsets.
 //!
 //! Invariant: an offset becomes visible, and its commit is answered, only when the log has it.
 
@@ -6,7 +6,7 @@ use super::api::{CommitTopic, OffsetCommit, Response, Token, TopicErrors, TxnOff
 use super::codes::ErrorCode;
 use super::group::{Group, Phase};
 use super::offsets::{TopicPartition, TxnBatch};
-use super::outbox::{Outbox, Then};
+use super::outbox::{OnWritten, Outbox};
 use super::records::{self, OffsetValue};
 
 /// The same error for every partition.
@@ -18,7 +18,7 @@ pub(super) fn all(topics: &[CommitTopic], error: ErrorCode) -> Vec<TopicErrors> 
     topics.iter().map(line).collect()
 }
 
-/// Replaces the success of a prepared answer by an error; refusals of single partitions stay.
+/// Replaces the successes of a prepared response by an error; errors of single partitions stay.
 pub(super) fn failed(mut response: Vec<TopicErrors>, error: ErrorCode) -> Vec<TopicErrors> {
     let partitions = response.iter_mut().flat_map(|topic| &mut topic.partitions);
     partitions.filter(|(_, e)| *e == ErrorCode::None).for_each(|(_, e)| *e = error);
@@ -32,7 +32,7 @@ impl Group {
         if error != ErrorCode::None {
             return out.reply(token, Response::OffsetCommit(all(&commit.topics, error)));
         }
-        // A commit shows that the member lives.
+        // A commit counts as a heartbeat.
         if let Some(member) = self.members.get_mut(&commit.member_id) {
             member.touch(out.now);
         }
@@ -42,11 +42,11 @@ impl Group {
             return out.reply(token, Response::OffsetCommit(response));
         }
         let records = self.offset_records(&offsets);
-        let write = out.persist(&self.name, records, None, Then::Commit { token, response });
+        let write = out.persist(&self.name, records, None, OnWritten::Commit { token, response });
         self.offsets.begin(write, offsets);
     }
 
-    /// Returns whether a transaction of the producer is open here now.
+    /// Returns true if a transaction of the producer is open here now.
     pub(super) fn txn_commit(&mut self, out: &mut Outbox, token: Token, commit: TxnOffsetCommit) -> bool {
         let error =
             self.check_commit(commit.generation, &commit.member_id, commit.instance_id.as_deref(), true);
@@ -61,14 +61,14 @@ impl Group {
         }
         let records = self.offset_records(&offsets);
         let producer = commit.producer;
-        let then = Then::TxnCommit { token, response, producer_id: producer.id };
+        let then = OnWritten::TxnCommit { token, response, producer_id: producer.id };
         let write = out.persist(&self.name, records, Some(producer), then);
         let batch = TxnBatch { write, durable: false, decided: None, offsets };
         self.offsets.begin_txn(producer, batch);
         true
     }
 
-    /// Members commit in their generation. Clients without membership commit while nobody is a member, and
+    /// Members commit in their generation. Clients without membership commit while the group has no members, and
     /// inside transactions always, since old versions of that request cannot name a member.
     fn check_commit(
         &self,
@@ -102,7 +102,7 @@ impl Group {
     }
 }
 
-/// Splits a commit into the answer it will get and the offsets that pass.
+/// Splits a commit into its response and the valid offsets.
 fn accept(
     out: &Outbox,
     topics: Vec<CommitTopic>,

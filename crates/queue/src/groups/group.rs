@@ -1,8 +1,7 @@
-//! One group of the classic protocol: its members, its phase, and the questions every request asks of them.
+//! One group of the classic protocol: its members, its phase, and the checks that all requests share.
 //!
-//! The requests live in `join`, `sync`, `leave` and `commit`; what moves a group from one generation to the
-//! next lives in `rebalance`. A removed group is simply not there, so the protocol's state `Dead` has no
-//! phase here.
+//! The requests are in `join`, `sync`, `leave` and `commit`; the transitions between generations are in `rebalance`.
+//! A removed group does not exist, so the protocol's state `Dead` has no phase here.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -18,10 +17,10 @@ use super::offsets::Offsets;
 use super::records::{GroupValue, MemberValue};
 use super::subscription;
 
-/// The protocol type under which consumers join; only theirs are subscriptions we can read.
+/// The protocol type of consumers; only their subscriptions can be parsed.
 pub(super) const CONSUMER: &str = "consumer";
 
-/// Where a group stands between two generations.
+/// The phase of a group between two generations.
 #[derive(Clone, PartialEq, Debug)]
 pub(super) enum Phase {
     /// No members.
@@ -34,22 +33,21 @@ pub(super) enum Phase {
     Stable,
 }
 
-/// The pause before the first generation of an empty group, so that consumers that start together are not
-/// assigned one by one.
+/// The initial rebalance delay of an empty group, so that consumers that start together are assigned together.
 #[derive(Clone, PartialEq, Debug)]
 pub(super) struct InitialDelay {
-    /// How much longer the pause may become.
+    /// Maximum extension of the delay.
     pub(super) remaining_ms: u64,
-    /// Somebody joined during the current pause.
+    /// True if a member joined during the current delay.
     pub(super) extend: bool,
 }
 
-/// See the module.
+/// A group and its members; see the module comment.
 #[derive(Debug)]
 pub(super) struct Group {
     pub(super) name: Arc<str>,
     pub(super) phase: Phase,
-    /// Invariant: never goes back while the group exists.
+    /// Invariant: never decreases while the group exists.
     pub(super) generation: i32,
     pub(super) protocol_type: Option<Arc<str>>,
     pub(super) protocol: Option<Arc<str>>,
@@ -58,19 +56,19 @@ pub(super) struct Group {
     pub(super) members: BTreeMap<Arc<str>, Member>,
     /// Invariant: maps exactly the static members' instance ids to their member ids.
     pub(super) instances: BTreeMap<Arc<str>, Arc<str>>,
-    /// Ids given out by MEMBER_ID_REQUIRED and not used yet, with the time they lapse.
+    /// Member ids issued by MEMBER_ID_REQUIRED and not used yet, with their expiry.
     pub(super) pending: BTreeMap<Arc<str>, u64>,
-    /// The topics of this generation; `None` if some subscription is unreadable.
+    /// The subscribed topics of this generation; `None` if a subscription cannot be parsed.
     pub(super) subscribed: Option<BTreeSet<Arc<str>>>,
     /// Wall time of the last change of phase.
     pub(super) state_timestamp_ms: i64,
     /// The latest write of an assignment of this generation.
     pub(super) syncing: Option<PersistToken>,
-    /// Members that have not fetched their assignment by then are dropped.
+    /// Members that have not sent SyncGroup by then are removed.
     pub(super) sync_deadline: Option<u64>,
-    /// Counts joins; the oldest member leads.
+    /// Counts joins; the oldest member becomes leader.
     pub(super) joins: u64,
-    /// Where the index of deadlines has this group. Never later than the group's next deadline.
+    /// The group's entry in the deadline index. Invariant: never later than the group's next deadline.
     pub(super) wake: Option<u64>,
     pub(super) offsets: Offsets,
 }
@@ -87,25 +85,25 @@ pub(super) struct Member {
     pub(super) assignment: Bytes,
     pub(super) awaiting_join: Option<Token>,
     pub(super) awaiting_sync: Option<Token>,
-    /// Has not seen an answer to its first join, so it cannot heartbeat yet.
+    /// True until the response to its first join, so it cannot heartbeat yet.
     pub(super) is_new: bool,
-    /// Has joined this generation and not asked for its assignment yet.
+    /// True if the member has joined this generation and not sent SyncGroup yet.
     pub(super) pending_sync: bool,
-    /// When the member is given up, unless a held request shows that it lives.
+    /// Session expiry, unless a pending request shows that the member is alive.
     pub(super) deadline: u64,
-    /// Its place in the order of joining.
+    /// Position in the order of joining.
     pub(super) joined: u64,
 }
 
 impl Member {
-    /// The member has shown that it lives. The long patience with a new member is not cut short by it.
+    /// Renews the session. The longer timeout of a new member is not shortened.
     pub(super) fn touch(&mut self, now: u64) {
         let session = now + u64::from(self.session_timeout_ms);
         self.deadline = if self.is_new { self.deadline.max(session) } else { session };
     }
 
-    /// When the member is given up. A member whose request we hold is alive; a new one only for so long,
-    /// since a client that gave up its first join and tried again leaves a ghost behind.
+    /// The session expiry. A member with a pending request is alive; a new one only for a limited time, since a
+    /// client that abandoned its first join and retried leaves an unused member behind.
     pub(super) fn expiry(&self) -> Option<u64> {
         let held = self.awaiting_join.is_some() || self.awaiting_sync.is_some();
         (self.is_new || !held).then_some(self.deadline)
@@ -156,7 +154,7 @@ impl Group {
         self.leader.as_deref() == Some(member_id)
     }
 
-    /// Whether the member exists and still owns its instance id.
+    /// Checks that the member exists and still owns its instance id.
     pub(super) fn check_member(&self, member_id: &str, instance_id: Option<&str>) -> ErrorCode {
         if let Some(instance) = instance_id {
             match self.instances.get(instance) {
@@ -171,7 +169,7 @@ impl Group {
         }
     }
 
-    /// Hot: no allocation.
+    /// Hot path: no allocation.
     pub(super) fn heartbeat(
         &mut self,
         now: u64,
@@ -197,7 +195,7 @@ impl Group {
         }
     }
 
-    /// Whether a member with these protocols can be in the group without breaking it for the others.
+    /// True if a member with these protocols is compatible with the group.
     pub(super) fn supports(&self, protocol_type: &str, protocols: &[Protocol]) -> bool {
         if self.phase == Phase::Empty {
             return !protocol_type.is_empty() && !protocols.is_empty();
@@ -206,8 +204,8 @@ impl Group {
             && protocols.iter().any(|p| self.members.values().all(|member| member.supports(&p.name)))
     }
 
-    /// Each member votes for the first of its protocols that all support; most votes win, and the oldest
-    /// member's preference breaks a tie.
+    /// Each member votes for the first of its protocols that all support; most votes win, and the oldest member's
+    /// preference breaks a tie.
     pub(super) fn select_protocol(&self) -> Option<Arc<str>> {
         let first = self.members.values().next()?;
         let everywhere = |p: &&Protocol| self.members.values().all(|member| member.supports(&p.name));
@@ -224,7 +222,7 @@ impl Group {
         preferred.find(|name| votes.get(name) == Some(&most)).cloned()
     }
 
-    /// The topics of all members under the chosen protocol, if every subscription can be read.
+    /// The topics of all members under the selected protocol, if every subscription can be parsed.
     pub(super) fn read_subscriptions(&self) -> Option<BTreeSet<Arc<str>>> {
         if self.protocol_type.as_deref() != Some(CONSUMER) {
             return None;
@@ -246,12 +244,12 @@ impl Group {
         self.members.iter().min_by_key(|(_, member)| member.joined).map(|(id, _)| id.clone())
     }
 
-    /// The longest that any member lets a rebalance wait.
+    /// The maximum rebalance timeout of the members.
     pub(super) fn rebalance_timeout_ms(&self) -> u64 {
         self.members.values().map(|member| u64::from(member.rebalance_timeout_ms)).max().unwrap_or(0)
     }
 
-    /// The answer to a member that has joined the current generation.
+    /// The response to a member that has joined the current generation.
     pub(super) fn joined(&self, member_id: &Arc<str>) -> JoinResponse {
         JoinResponse {
             error: ErrorCode::None,
@@ -261,11 +259,11 @@ impl Group {
             leader: self.leader.clone().unwrap_or_default(),
             skip_assignment: false,
             member_id: member_id.clone(),
-            members: if self.is_leader(member_id) { self.roster() } else { Vec::new() },
+            members: if self.is_leader(member_id) { self.member_list() } else { Vec::new() },
         }
     }
 
-    fn roster(&self) -> Vec<JoinedMember> {
+    fn member_list(&self) -> Vec<JoinedMember> {
         let protocol = self.protocol.as_deref().unwrap_or_default();
         let line = |(id, member): (&Arc<str>, &Member)| JoinedMember {
             member_id: id.clone(),
@@ -284,7 +282,7 @@ impl Group {
         }
     }
 
-    /// What the log keeps of the group, with the assignments that `assignment` gives.
+    /// The group's record value, with the assignments that `assignment` returns.
     pub(super) fn value(&self, assignment: impl Fn(&Arc<str>, &Member) -> Bytes) -> GroupValue {
         let protocol = self.protocol.as_deref().unwrap_or_default();
         let line = |(id, member): (&Arc<str>, &Member)| MemberValue {
@@ -307,7 +305,7 @@ impl Group {
         }
     }
 
-    /// The next moment at which something happens without a request.
+    /// The next deadline of the group.
     pub(super) fn next_deadline(&self) -> Option<u64> {
         let preparing = match self.phase {
             Phase::Preparing { deadline, .. } => Some(deadline),

@@ -1,7 +1,7 @@
-//! JoinGroup: who may come in, under which id, and whether it takes a new generation.
+//! JoinGroup: admission, member ids, and whether a rebalance is needed.
 //!
-//! Never answers a member that the next generation will answer: its token waits in the member until the
-//! rebalance completes. A token that a second join of the same member replaces is answered at once.
+//! A join that the next generation answers waits: its token is held in the member until the rebalance completes. A
+//! token that a second join of the same member replaces is answered at once.
 
 use std::sync::Arc;
 
@@ -10,16 +10,16 @@ use bytes::Bytes;
 use super::api::{Join, JoinResponse, Protocol, Response, SyncResponse, Token};
 use super::codes::ErrorCode;
 use super::group::{Group, InitialDelay, Member, Phase};
-use super::outbox::{Outbox, Then};
+use super::outbox::{OnWritten, Outbox};
 use super::records;
 
-/// How long a new member may wait for its first generation before it is taken for a ghost.
+/// Maximum wait of a new member for its first generation before it is removed as abandoned.
 const NEW_MEMBER_TIMEOUT_MS: u64 = 5 * 60 * 1000;
 
-/// Ids given out and not used yet; more than this in one group is not a group but a loop.
+/// Maximum number of issued and unused member ids; more in one group means a client in a retry loop.
 const MAX_PENDING_MEMBERS: usize = 10_000;
 
-/// A join that failed.
+/// A JoinGroup response with an error.
 pub(super) fn refused(member_id: &Arc<str>, error: ErrorCode) -> JoinResponse {
     JoinResponse {
         error,
@@ -33,14 +33,14 @@ pub(super) fn refused(member_id: &Arc<str>, error: ErrorCode) -> JoinResponse {
     }
 }
 
-/// A sync that failed.
+/// A SyncGroup response with an error.
 pub(super) fn not_synced(error: ErrorCode) -> SyncResponse {
     SyncResponse { error, protocol_type: None, protocol: None, assignment: Bytes::new() }
 }
 
 impl Group {
     pub(super) fn join(&mut self, out: &mut Outbox, token: Token, mut join: Join) {
-        // The bytes outlive the request; a slice would keep its whole frame in memory.
+        // Copied: a slice would pin the whole request frame in memory.
         for protocol in &mut join.protocols {
             protocol.metadata = Bytes::copy_from_slice(&protocol.metadata);
         }
@@ -59,8 +59,8 @@ impl Group {
         self.maybe_complete_join(out);
     }
 
-    /// While a rebalance prepares, those that wait count and not those that are members: when the limit
-    /// has been lowered, the last to come back have to go.
+    /// While a rebalance prepares, joined members count instead of all members: when the limit has been lowered, the
+    /// last to rejoin are rejected.
     fn has_room_for(&self, member_id: &str, max: usize) -> bool {
         match self.phase {
             Phase::Empty => true,
@@ -111,9 +111,9 @@ impl Group {
         let unchanged = self.members.get(&join.member_id).is_some_and(|m| m.protocols == join.protocols);
         let answer_now = match self.phase {
             Phase::Empty | Phase::Preparing { .. } => false,
-            // Its answer was lost, or it missed nothing.
+            // Its response was lost; its generation has not changed.
             Phase::Completing => unchanged,
-            // A leader that joins again wants a new assignment.
+            // A leader that rejoins requests a new assignment.
             Phase::Stable => unchanged && !self.is_leader(&join.member_id),
         };
         if answer_now {
@@ -167,8 +167,8 @@ impl Group {
         self.maybe_prepare_rebalance(out, join.reason.as_deref().unwrap_or("a new member joins"));
     }
 
-    /// A static member is back without its member id. It keeps its place and its assignment under a new
-    /// id; whoever still uses the old one is fenced.
+    /// A static member rejoins without its member id. It keeps its position and its assignment under a new member id;
+    /// a client that still uses the old id is fenced.
     fn replace_static(&mut self, out: &mut Outbox, token: Token, join: Join, old: &Arc<str>, id: Arc<str>) {
         let Some(mut member) = self.members.remove(old) else {
             return out.reply(token, Response::Join(refused(&id, ErrorCode::UnknownMemberId)));
@@ -202,7 +202,7 @@ impl Group {
         self.maybe_prepare_rebalance(out, join.reason.as_deref().unwrap_or("a static member changed"));
     }
 
-    /// The generation stands; only the new member id has to reach the log before the member uses it.
+    /// The generation is kept; only the new member id has to be durable before the member uses it.
     fn keep_static(
         &mut self,
         out: &mut Outbox,
@@ -216,8 +216,8 @@ impl Group {
         if join.can_skip_assignment {
             response.skip_assignment = was_leader;
         } else {
-            // Below version 9 nothing can stop a leader from assigning, so it must not know that it leads:
-            // it is told its old id.
+            // Below version 9 nothing can stop a leader from assigning, so it must not know that it leads: it gets
+            // its old id as leader.
             response.members.clear();
             if was_leader {
                 response.leader = old.clone();
@@ -225,12 +225,12 @@ impl Group {
         }
         let value = self.value(|_, member| member.assignment.clone());
         let record = (records::group_key(&self.name), Some(records::group_value(&value)));
-        out.persist(&self.name, vec![record], None, Then::StaticJoin { token, response });
+        out.persist(&self.name, vec![record], None, OnWritten::StaticJoin { token, response });
     }
 }
 
 impl Member {
-    /// Takes over what a join says about the member.
+    /// Updates the member from a join.
     fn update(&mut self, join: &Join) {
         let session = join.session_timeout_ms.unsigned_abs();
         self.session_timeout_ms = session;

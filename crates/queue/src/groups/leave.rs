@@ -1,4 +1,4 @@
-//! LeaveGroup: members that go, and static members that an administrator sends away.
+//! LeaveGroup: members that leave, and static members that an administrator removes.
 
 use super::api::{Leave, LeavingMember};
 use super::codes::ErrorCode;
@@ -19,7 +19,7 @@ impl Group {
     fn leave_one(&mut self, out: &mut Outbox, leaving: &LeavingMember) -> ErrorCode {
         let reason = leaving.reason.as_deref().unwrap_or("left the group");
         if leaving.member_id.is_empty() {
-            // An administrator names the instance and not its current id.
+            // An administrator names the group instance id and not its current member id.
             let owner =
                 leaving.instance_id.as_ref().and_then(|instance| self.instances.get(instance)).cloned();
             let Some(id) = owner else { return ErrorCode::UnknownMemberId };

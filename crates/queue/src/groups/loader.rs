@@ -1,8 +1,8 @@
-//! Rebuilds the groups from the log.
+//! Loads the groups from the log.
 //!
-//! One loader reads one partition of `__consumer_offsets` from its start: a transaction's marker in one
-//! partition says nothing about another. Invariant: after all records the groups are what they were when
-//! the last of those records was written: same offsets, same open transactions, same generation and members.
+//! One loader reads one partition of `__consumer_offsets` from its start: a transaction marker in one partition says
+//! nothing about another. Invariant: after all records the groups are what they were when the last of those records
+//! was written: same offsets, same open transactions, same generation and members.
 
 use std::sync::Arc;
 
@@ -15,11 +15,11 @@ use super::offsets::{Committed, Offsets, TxnBatch};
 use super::records::{self, GroupValue, Key, RecordError};
 use super::{Config, Groups};
 
-/// See the module.
+/// Rebuilds the groups of one partition; see the module comment.
 #[derive(Default)]
 pub struct Loader {
     groups: HashMap<Arc<str>, Loaded>,
-    /// Which groups a producer's open transaction touches.
+    /// The groups with pending offsets of a producer's open transaction.
     open: HashMap<i64, Vec<Arc<str>>>,
     seq: u64,
 }
@@ -31,12 +31,12 @@ struct Loaded {
 }
 
 impl Loader {
-    /// A loader that has read nothing.
+    /// A loader before the first record.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Takes the next record; `txn` is the producer (id, epoch) if its batch is transactional.
+    /// Applies the next record; `txn` is the producer (id, epoch) if its batch is transactional.
     pub fn record(
         &mut self,
         key: Bytes,
@@ -45,7 +45,7 @@ impl Loader {
     ) -> Result<(), RecordError> {
         self.seq += 1;
         match records::read_key(key)? {
-            Key::Unknown(version) => tracing::debug!(version, "skipped a record of an unknown kind"),
+            Key::Unknown(version) => tracing::debug!(version, "group record of unknown key version skipped"),
             Key::Group { group } => {
                 let value = value.map(records::read_group_value).transpose()?;
                 self.groups.entry(group).or_default().value = value;
@@ -74,8 +74,8 @@ impl Loader {
         Ok(())
     }
 
-    /// Takes the next control marker. It ends whatever its producer has open, under any epoch: a producer
-    /// that was fenced is ended under a newer one.
+    /// Applies the next control marker. It ends the open transaction of its producer, under any epoch: the
+    /// transaction of a fenced producer ends under a newer one.
     pub fn marker(&mut self, producer_id: i64, _epoch: i16, commit: bool) {
         for group in self.open.remove(&producer_id).unwrap_or_default() {
             if let Some(loaded) = self.groups.get_mut(&group) {
@@ -99,9 +99,9 @@ impl Loader {
     }
 }
 
-/// Members get a whole session to show that they live.
+/// Members get a full session timeout to send a heartbeat.
 fn group(name: Arc<str>, loaded: Loaded, now_ms: u64) -> Group {
-    // A group that only ever committed offsets expires by the age of each offset.
+    // The offsets of a group that only ever committed offsets expire by their own age.
     let mut group = Group::new(name, -1);
     group.offsets = loaded.offsets;
     let Some(value) = loaded.value else { return group };

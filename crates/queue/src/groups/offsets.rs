@@ -1,9 +1,9 @@
-//! The offsets of one group: committed, on their way to the log, and waiting for a transaction's end.
+//! The offsets of one group: committed, being written, and pending in a transaction.
 //!
-//! Three stages. A plain commit is `writing` until its batch is durable, then `committed`. A commit inside a
-//! transaction is a `TxnBatch` from the moment its write is asked for until the marker of its producer.
-//! Invariant: of two commits for one partition the one that is later in the log wins, whatever the order
-//! in which they become visible; `Committed::seq` is that order. This is what a reload of the log finds, too.
+//! A plain commit is `writing` until its batch is durable, then `committed`. A commit inside a transaction is a
+//! `TxnBatch` from the request of its write until the marker of its producer. Invariant: of two commits for one
+//! partition the later one in the log wins, whatever the order in which they become visible; `Committed::seq` is that
+//! order. A reload of the log gives the same result.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -15,24 +15,24 @@ use super::records::OffsetValue;
 /// A partition of a topic.
 pub(super) type TopicPartition = (Arc<str>, i32);
 
-/// An offset with its place in the order of the log.
+/// An offset with its position in the log order.
 #[derive(Clone, PartialEq, Debug)]
 pub(super) struct Committed {
     pub(super) value: OffsetValue,
     pub(super) seq: u64,
 }
 
-/// Offsets that one write of an open transaction carries.
+/// The offsets of one write of an open transaction.
 #[derive(Clone, PartialEq, Debug)]
 pub(super) struct TxnBatch {
     pub(super) write: PersistToken,
     pub(super) durable: bool,
-    /// Set when the marker came before we heard that the write is durable.
+    /// Set if the marker was applied before the write was reported durable.
     pub(super) decided: Option<bool>,
     pub(super) offsets: Vec<(TopicPartition, OffsetValue)>,
 }
 
-/// See the module.
+/// All offsets of a group; see the module comment.
 #[derive(Default, Debug)]
 pub(super) struct Offsets {
     committed: BTreeMap<Arc<str>, BTreeMap<i32, Committed>>,
@@ -41,7 +41,7 @@ pub(super) struct Offsets {
 }
 
 impl Offsets {
-    /// No offset is committed, being written or waiting for a transaction.
+    /// True if no offset is committed, being written or pending in a transaction.
     pub(super) fn is_empty(&self) -> bool {
         self.committed.is_empty() && self.writing.is_empty() && self.txns.is_empty()
     }
@@ -53,7 +53,7 @@ impl Offsets {
         })
     }
 
-    /// Keeps the offsets of a write until it is durable.
+    /// Holds the offsets of a write until it is durable.
     pub(super) fn begin(&mut self, write: PersistToken, offsets: Vec<(TopicPartition, OffsetValue)>) {
         self.writing.insert(write, offsets);
     }
@@ -83,7 +83,7 @@ impl Offsets {
         self.txns.entry(producer.id).or_default().push(batch);
     }
 
-    /// The write of a transactional batch ended. Returns whether the producer still has an open one here.
+    /// The write of a transactional batch completed. Returns true if the producer still has an open batch here.
     pub(super) fn on_txn_written(&mut self, producer_id: i64, write: PersistToken, ok: bool) -> bool {
         let Some(batches) = self.txns.get_mut(&producer_id) else { return false };
         if let Some(at) = batches.iter().position(|batch| batch.write == write) {
@@ -98,14 +98,14 @@ impl Offsets {
         self.forget_if_closed(producer_id)
     }
 
-    /// The producer's transaction ended; the marker is in the log behind the writes below `before`. Returns whether the
+    /// The producer's transaction ended; the marker follows the writes below `before` in the log. Returns true if the
     /// producer still has an open batch here.
     pub(super) fn on_marker(&mut self, producer_id: i64, before: PersistToken, commit: bool) -> bool {
         let Some(batches) = self.txns.remove(&producer_id) else { return false };
         let mut open = Vec::new();
         for mut batch in batches {
             if batch.write >= before {
-                // Of a later transaction.
+                // A batch of a later transaction.
                 open.push(batch);
             } else if !batch.durable {
                 batch.decided.get_or_insert(commit);
@@ -183,8 +183,8 @@ impl Offsets {
         }
     }
 
-    /// The partitions that `gone` picks among those visible and those on their way to the log, which a
-    /// tombstone written now would follow there.
+    /// The partitions that `gone` selects among the visible offsets and those being written, which a tombstone
+    /// written now would follow in the log.
     pub(super) fn keys(
         &self,
         mut gone: impl FnMut(&str, i32, Option<&Committed>) -> bool,
@@ -203,7 +203,7 @@ impl Offsets {
         keys
     }
 
-    /// Tombstones are durable: what was in the log before them is gone. Open transactions are left: the log
+    /// Tombstones are durable: earlier offsets in the log are deleted. Pending transactional offsets stay: the log
     /// cannot take them back.
     pub(super) fn on_tombstones(&mut self, keys: &[TopicPartition], write: PersistToken) {
         for (topic, partition) in keys {
@@ -214,7 +214,7 @@ impl Offsets {
         }
     }
 
-    /// Forgets an offset that the log has forgotten.
+    /// Applies a tombstone from the log.
     pub(super) fn on_tombstone(&mut self, topic: &str, partition: i32) {
         if let Some(partitions) = self.committed.get_mut(topic) {
             partitions.remove(&partition);
@@ -229,7 +229,7 @@ impl Offsets {
         self.txns.keys().copied()
     }
 
-    /// Everything that must be the same after a reload: what is visible and what waits for a marker.
+    /// The state that a reload must reproduce: visible and pending offsets.
     #[cfg(test)]
     pub(super) fn image(&self) -> String {
         use std::fmt::Write;

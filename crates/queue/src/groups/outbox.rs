@@ -1,8 +1,8 @@
-//! What every step of the machine needs besides the group itself: the time, the configuration, fresh member
-//! ids, and the effects and writes it leaves behind.
+//! The context of a coordinator step besides the group itself: time, configuration, member ids, and the resulting
+//! effects and writes.
 //!
-//! Invariant: a token handed to a held answer is in exactly one place — a waiting member, a write in
-//! flight, or an effect. Tokens of writes grow with the order of their effects.
+//! Invariant: a token of a pending response is in exactly one place: a waiting member, a write in flight, or an
+//! effect. Tokens of writes grow with the order of their effects.
 
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ use super::codes::ErrorCode;
 use super::offsets::TopicPartition;
 use super::{Config, records};
 
-/// See the module.
+/// The step context; see the module comment.
 pub(super) struct Outbox {
     pub(super) config: Config,
     pub(super) now: u64,
@@ -31,22 +31,22 @@ pub(super) struct Outbox {
 /// A write in flight.
 pub(super) struct Write {
     pub(super) group: Arc<str>,
-    pub(super) then: Then,
+    pub(super) then: OnWritten,
 }
 
-/// What the end of a write completes.
-pub(super) enum Then {
-    /// Nobody waits: the write only spares work after a restart.
+/// What a completed write triggers.
+pub(super) enum OnWritten {
+    /// Nothing: the write only saves work after a restart.
     Nothing,
-    /// The leader's assignment, to hand out to the members that wait for it.
+    /// The leader's assignment, to distribute to the waiting members.
     Assignment { assignments: Vec<(Arc<str>, bytes::Bytes)> },
-    /// A static member that came back under a new member id.
+    /// A static member that rejoined under a new member id.
     StaticJoin { token: Token, response: JoinResponse },
-    /// Offsets; the group keeps them under the write's token.
+    /// Offsets; the group holds them under the write's token.
     Commit { token: Token, response: Vec<TopicErrors> },
-    /// Offsets of a transaction; the group keeps them under the write's token.
+    /// Offsets of a transaction; the group holds them under the write's token.
     TxnCommit { token: Token, response: Vec<TopicErrors>, producer_id: i64 },
-    /// Tombstones of offsets, and the answer if somebody asked for them.
+    /// Tombstones of offsets, and the response if a request caused them.
     Tombstones { keys: Vec<TopicPartition>, asked: Option<(Token, Vec<TopicErrors>)> },
     /// Tombstones of a whole group that was empty in this generation.
     DeleteGroup { token: Token, index: usize, keys: Vec<TopicPartition>, generation: i32 },
@@ -67,7 +67,7 @@ impl Outbox {
         self.effects.push(Effect::Reply(token, response));
     }
 
-    /// The token the next write will get.
+    /// The token of the next write.
     pub(super) fn next_write(&self) -> PersistToken {
         PersistToken(self.last_write + 1)
     }
@@ -77,7 +77,7 @@ impl Outbox {
         group: &Arc<str>,
         records: Vec<GroupRecord>,
         txn: Option<TxnProducer>,
-        then: Then,
+        then: OnWritten,
     ) -> PersistToken {
         let token = self.next_write();
         self.last_write = token.0;
@@ -86,7 +86,7 @@ impl Outbox {
         token
     }
 
-    /// Tombstones for these offsets and, where it has a record, for the group itself.
+    /// Tombstones for these offsets and, if it has a record, for the group itself.
     pub(super) fn tombstones(group: &str, keys: &[TopicPartition], with_group: bool) -> Vec<GroupRecord> {
         let offset =
             |(topic, partition): &TopicPartition| (records::offset_key(group, topic, *partition), None);
@@ -95,7 +95,7 @@ impl Outbox {
     }
 }
 
-/// Makes member ids that no other process or time makes: a random start from outside, and a count.
+/// Generates member ids that are unique across processes and restarts: a random seed and a counter.
 pub(super) struct MemberIds {
     seed: u128,
     count: u64,
@@ -119,10 +119,10 @@ impl MemberIds {
     }
 }
 
-/// Keeps ids well inside what a record can hold; no real client comes near it.
+/// Keeps ids well below the maximum string length of a record; no real client comes near it.
 const MAX_PREFIX: usize = 1024;
 
-/// A bijection that scatters the bits (the finisher of splitmix64), so that ids do not look like a count.
+/// A bijection that scatters the bits (the finisher of splitmix64), so that ids do not look like a counter.
 fn mix(mut x: u64) -> u64 {
     x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);

@@ -1,13 +1,13 @@
-//! From one generation to the next.
+//! The rebalance: from one generation to the next.
 //!
 //! ```text
-//! Empty ──join──► Preparing ──all joined, or time is up──► Completing ──assignment durable──► Stable
+//! Empty ──join──► Preparing ──all joined, or timeout────► Completing ──assignment durable──► Stable
 //!   ▲                 │  ▲                                     │                                │
-//!   └──nobody left────┘  └──── join, leave, crash, time is up ─┴────────────────────────────────┘
+//!   └──no members─────┘  └──── join, leave, expiry, timeout ───┴────────────────────────────────┘
 //! ```
-//! Invariants: a generation contains exactly the members that were told of it, plus static members that have
-//! not come back and whose session still runs. Removing a member while a rebalance prepares checks again
-//! whether everybody left has joined; otherwise the rebalance would wait for somebody who is gone.
+//! Invariants: a generation contains exactly the members that got its JoinGroup response, plus static members that
+//! have not rejoined and whose session has not expired. Removing a member while a rebalance prepares checks again
+//! whether all remaining members have joined; otherwise the rebalance would wait for a removed member.
 
 use std::sync::Arc;
 
@@ -17,7 +17,7 @@ use super::api::{PersistToken, Response};
 use super::codes::{self, ErrorCode};
 use super::group::{Group, InitialDelay, Member, Phase};
 use super::join::{not_synced, refused};
-use super::outbox::{Outbox, Then};
+use super::outbox::{OnWritten, Outbox};
 use super::records;
 
 impl Group {
@@ -33,7 +33,7 @@ impl Group {
             Phase::Empty => out.config.initial_rebalance_delay_ms,
             Phase::Completing | Phase::Stable => 0,
         };
-        tracing::info!(group = %self.name, generation = self.generation, reason, "rebalance begins");
+        tracing::info!(group = %self.name, generation = self.generation, reason, "rebalance started");
         if self.phase == Phase::Completing {
             self.cancel_sync(out, ErrorCode::RebalanceInProgress);
         }
@@ -58,7 +58,7 @@ impl Group {
         Phase::Preparing { deadline: out.now + self.rebalance_timeout_ms().max(1), initial: None }
     }
 
-    /// Sends the members that wait for an assignment back to join again, with nothing assigned.
+    /// Sends the members that wait for an assignment back to rejoin, without an assignment.
     fn cancel_sync(&mut self, out: &mut Outbox, error: ErrorCode) {
         for member in self.members.values_mut() {
             member.assignment = Bytes::new();
@@ -69,7 +69,7 @@ impl Group {
         }
     }
 
-    /// Completes the rebalance if everybody has joined. An initial delay always runs its time.
+    /// Completes the rebalance if all members have joined. An initial delay always runs to its end.
     pub(super) fn maybe_complete_join(&mut self, out: &mut Outbox) {
         let waiting = matches!(self.phase, Phase::Preparing { initial: None, .. });
         let all_joined = || self.members.values().all(|member| member.awaiting_join.is_some());
@@ -78,16 +78,16 @@ impl Group {
         }
     }
 
-    /// Begins the next generation with those that have joined, and static members that have not yet.
+    /// Starts the next generation with the joined members, and static members that have not rejoined yet.
     fn complete_join(&mut self, out: &mut Outbox) {
         let absent = |m: &Member| m.awaiting_join.is_none() && m.instance_id.is_none();
         let gone: Vec<_> = self.members.iter().filter(|(_, m)| absent(m)).map(|(id, _)| id.clone()).collect();
         for id in gone {
-            tracing::info!(group = %self.name, member = %id, "did not join again in time");
+            tracing::info!(group = %self.name, member = %id, "member removed: rebalance timeout");
             self.take_member(&id);
         }
         if !self.members.is_empty() && !self.elect_joined_leader() {
-            // Only silent static members: their sessions decide.
+            // Only silent static members are left: their sessions decide.
             self.phase = self.wait_for_joins(out);
             return;
         }
@@ -106,7 +106,7 @@ impl Group {
         self.enter(out, Phase::Empty);
         let record =
             (records::group_key(&self.name), Some(records::group_value(&self.value(|_, _| Bytes::new()))));
-        out.persist(&self.name, vec![record], None, Then::Nothing);
+        out.persist(&self.name, vec![record], None, OnWritten::Nothing);
     }
 
     fn become_completing(&mut self, out: &mut Outbox) {
@@ -127,10 +127,13 @@ impl Group {
                 out.reply(token, Response::Join(response));
             }
         }
-        tracing::info!(group = %self.name, generation = self.generation, members = self.members.len(), "generation begins");
+        tracing::info!(
+            group = %self.name, generation = self.generation, members = self.members.len(),
+            "generation started"
+        );
     }
 
-    /// The leader stays if it has joined, otherwise the oldest member that has; false if nobody has.
+    /// The leader stays if it has joined, otherwise the oldest joined member leads; false if no member has joined.
     fn elect_joined_leader(&mut self) -> bool {
         let joined = |m: &Member| m.awaiting_join.is_some();
         if self.leader.as_ref().and_then(|id| self.members.get(id)).is_some_and(joined) {
@@ -142,7 +145,7 @@ impl Group {
         true
     }
 
-    /// Forgets a member and nothing else.
+    /// Removes a member and does nothing else.
     pub(super) fn take_member(&mut self, id: &str) -> Option<Member> {
         let member = self.members.remove(id)?;
         if let Some(instance) = &member.instance_id {
@@ -154,11 +157,11 @@ impl Group {
         Some(member)
     }
 
-    /// A member leaves, fails or is removed: its held requests are answered and the others rebalance.
+    /// Removes a member that left, expired or was removed: answers its pending requests and starts a rebalance.
     pub(super) fn remove_member(&mut self, out: &mut Outbox, id: &str, reason: &str) {
         let Some(mut member) = self.take_member(id) else { return };
         tracing::info!(group = %self.name, member = id, reason, "member removed");
-        // A client that is still there learns that it has to join as a new member.
+        // A client that is still connected learns that it has to join as a new member.
         if let Some(token) = member.awaiting_join.take() {
             out.reply(token, Response::Join(refused(&Arc::default(), ErrorCode::UnknownMemberId)));
         }
@@ -172,7 +175,7 @@ impl Group {
         }
     }
 
-    /// The write of an assignment ended. A write of an older generation, or an older one of this, is moot.
+    /// The write of an assignment completed. A write of an older generation, or an older one of this, has no effect.
     pub(super) fn on_assignment_written(
         &mut self,
         out: &mut Outbox,
@@ -185,9 +188,9 @@ impl Group {
         }
         self.syncing = None;
         if let Err(error) = result {
-            tracing::warn!(group = %self.name, ?error, "assignment not written");
+            tracing::warn!(group = %self.name, ?error, "group assignment write failed");
             self.cancel_sync(out, codes::of_group_write(error));
-            return self.maybe_prepare_rebalance(out, "the assignment could not be written");
+            return self.maybe_prepare_rebalance(out, "assignment write failed");
         }
         for (id, assignment) in assignments {
             if let Some(member) = self.members.get_mut(&id) {
@@ -206,7 +209,7 @@ impl Group {
         }
     }
 
-    /// Time has passed.
+    /// Handles due deadlines.
     pub(super) fn on_timer(&mut self, out: &mut Outbox) {
         let now = out.now;
         self.pending.retain(|_, lapses| *lapses > now);
@@ -214,7 +217,7 @@ impl Group {
         let late: Vec<_> =
             self.members.iter().filter(|(_, m)| is_late(m)).map(|(id, _)| id.clone()).collect();
         for id in late {
-            // An earlier removal of this round may have given it an answer and a new session.
+            // An earlier removal of this round may have answered its request and renewed its session.
             if self.members.get(&id).is_some_and(is_late) {
                 self.remove_member(out, &id, "session expired");
             }
@@ -223,7 +226,7 @@ impl Group {
             self.sync_deadline = None;
             let lazy = self.members.iter().filter(|(_, m)| m.pending_sync).map(|(id, _)| id.clone());
             for id in lazy.collect::<Vec<_>>() {
-                self.remove_member(out, &id, "did not fetch its assignment in time");
+                self.remove_member(out, &id, "no SyncGroup before the rebalance timeout");
             }
         }
         self.on_join_timer(out);

@@ -1,46 +1,46 @@
 //! The records of `__consumer_offsets`, byte for byte as Kafka's own tools read and write them.
 //!
-//! A key begins with its version: 0 and 1 name an offset (group, topic, partition), 2 names a group. A
-//! value begins with its own version; no value is a tombstone. Written: offsets as value version 3 (1 when
-//! the client set its own retention, the only version that can say so), groups as version 3. Read: 0 to 3.
-//! Bytes from the log are checked, never trusted.
+//! A key begins with its version: 0 and 1 name an offset (group, topic, partition), 2 names a group. A value begins
+//! with its own version; no value is a tombstone. Written: offsets as value version 3 (1 if the client set its own
+//! retention, the only version that has it), groups as version 3. Read: 0 to 3. Bytes from the log are validated,
+//! never trusted.
 
 use std::sync::Arc;
 
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 
-/// Why a record could not be read.
+/// An undecodable record.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RecordError {
     /// The bytes end before the record does.
-    #[error("record is cut short")]
+    #[error("record truncated")]
     Short,
-    /// A length or a text makes no sense.
-    #[error("record holds an impossible length or text")]
+    /// A length or a string is invalid.
+    #[error("record with an invalid length or string")]
     Malformed,
-    /// A value of a version we do not know.
-    #[error("value version {0} is unknown")]
+    /// An unknown value version.
+    #[error("unknown value version {0}")]
     ValueVersion(i16),
 }
 
-/// What a record is about.
+/// The key of a record.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Key {
     /// A committed offset.
     Offset {
-        /// The group.
+        /// The group id.
         group: Arc<str>,
-        /// The topic.
+        /// The topic name.
         topic: Arc<str>,
-        /// The partition.
+        /// The partition index.
         partition: i32,
     },
-    /// A group's generation and members.
+    /// The metadata of a group: its generation and members.
     Group {
-        /// The group.
+        /// The group id.
         group: Arc<str>,
     },
-    /// A kind of record that a newer version wrote; to be skipped.
+    /// A key version that a newer version wrote; to be skipped.
     Unknown(i16),
 }
 
@@ -51,24 +51,24 @@ pub struct OffsetValue {
     pub offset: i64,
     /// The leader epoch of the last record consumed, or -1.
     pub leader_epoch: i32,
-    /// The client's text.
+    /// The client's metadata.
     pub metadata: String,
     /// Wall time of the commit.
     pub commit_timestamp_ms: i64,
-    /// When the offset expires, where the client said so.
+    /// The expiry of the offset, if the client set a retention.
     pub expire_timestamp_ms: Option<i64>,
 }
 
 /// The value of a group record.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct GroupValue {
-    /// `consumer` for consumers; empty for a group without members so far.
+    /// `consumer` for consumers; empty for a group that never had members.
     pub protocol_type: Arc<str>,
     /// The generation.
     pub generation: i32,
-    /// The chosen assignor.
+    /// The selected assignor.
     pub protocol: Option<Arc<str>>,
-    /// The leader.
+    /// The member id of the leader.
     pub leader: Option<Arc<str>>,
     /// Wall time of the last change of state, or -1.
     pub state_timestamp_ms: i64,
@@ -90,7 +90,7 @@ pub struct MemberValue {
     pub assignment: Bytes,
 }
 
-/// The key of an offset.
+/// Encodes the key of an offset.
 pub fn offset_key(group: &str, topic: &str, partition: i32) -> Bytes {
     let mut out = BytesMut::with_capacity(10 + group.len() + topic.len());
     out.put_i16(1);
@@ -100,7 +100,7 @@ pub fn offset_key(group: &str, topic: &str, partition: i32) -> Bytes {
     out.freeze()
 }
 
-/// The key of a group.
+/// Encodes the key of a group.
 pub fn group_key(group: &str) -> Bytes {
     let mut out = BytesMut::with_capacity(4 + group.len());
     out.put_i16(2);
@@ -108,7 +108,7 @@ pub fn group_key(group: &str) -> Bytes {
     out.freeze()
 }
 
-/// The value of an offset.
+/// Encodes the value of an offset.
 pub fn offset_value(value: &OffsetValue) -> Bytes {
     let mut out = BytesMut::with_capacity(28 + value.metadata.len());
     match value.expire_timestamp_ms {
@@ -130,7 +130,7 @@ pub fn offset_value(value: &OffsetValue) -> Bytes {
     out.freeze()
 }
 
-/// The value of a group.
+/// Encodes the value of a group.
 pub fn group_value(value: &GroupValue) -> Bytes {
     let mut out = BytesMut::with_capacity(64 + value.members.len() * 256);
     out.put_i16(3);
@@ -153,7 +153,7 @@ pub fn group_value(value: &GroupValue) -> Bytes {
     out.freeze()
 }
 
-/// Reads a key.
+/// Decodes a key.
 pub fn read_key(mut bytes: Bytes) -> Result<Key, RecordError> {
     let input = &mut bytes;
     match get_i16(input)? {
@@ -167,7 +167,7 @@ pub fn read_key(mut bytes: Bytes) -> Result<Key, RecordError> {
     }
 }
 
-/// Reads the value of an offset.
+/// Decodes the value of an offset.
 pub fn read_offset_value(mut bytes: Bytes) -> Result<OffsetValue, RecordError> {
     let input = &mut bytes;
     let version = get_i16(input)?;
@@ -183,7 +183,7 @@ pub fn read_offset_value(mut bytes: Bytes) -> Result<OffsetValue, RecordError> {
     Ok(OffsetValue { offset, leader_epoch, metadata, commit_timestamp_ms, expire_timestamp_ms })
 }
 
-/// Reads the value of a group.
+/// Decodes the value of a group.
 pub fn read_group_value(mut bytes: Bytes) -> Result<GroupValue, RecordError> {
     let input = &mut bytes;
     let version = get_i16(input)?;
@@ -196,7 +196,7 @@ pub fn read_group_value(mut bytes: Bytes) -> Result<GroupValue, RecordError> {
     let leader = get_opt_str(input)?;
     let state_timestamp_ms = if version >= 2 { get_i64(input)? } else { -1 };
     let count = usize::try_from(get_i32(input)?).map_err(|_| RecordError::Malformed)?;
-    // A member takes more bytes than this, so the count cannot ask for more than the record could hold.
+    // A member takes more bytes than this, so the count cannot allocate more than the record could hold.
     let mut members = Vec::with_capacity(count.min(input.remaining() / 16));
     for _ in 0..count {
         let member_id = get_str(input)?;
@@ -219,11 +219,11 @@ pub fn read_group_value(mut bytes: Bytes) -> Result<GroupValue, RecordError> {
     Ok(GroupValue { protocol_type, generation, protocol, leader, state_timestamp_ms, members })
 }
 
-/// Texts are checked against this limit where they enter the machine.
+/// Strings are validated against this limit where they enter the coordinator.
 pub(super) const MAX_STR: usize = i16::MAX as usize;
 
 fn put_str(out: &mut BytesMut, text: &str) {
-    assert!(text.len() <= MAX_STR, "a text of {} bytes reached a record", text.len());
+    assert!(text.len() <= MAX_STR, "string of {} bytes in a record", text.len());
     out.put_u16(text.len() as u16);
     out.put_slice(text.as_bytes());
 }
@@ -236,7 +236,7 @@ fn put_opt_str(out: &mut BytesMut, text: Option<&str>) {
 }
 
 fn put_len(out: &mut BytesMut, len: usize) {
-    assert!(len <= i32::MAX as usize, "a length of {len} reached a record");
+    assert!(len <= i32::MAX as usize, "length {len} in a record");
     out.put_u32(len as u32);
 }
 
@@ -274,7 +274,7 @@ fn get_str(input: &mut Bytes) -> Result<Arc<str>, RecordError> {
     get_opt_str(input)?.ok_or(RecordError::Malformed)
 }
 
-/// Copies: a slice would keep the whole batch of the log in memory for as long as the group lives.
+/// Copies: a slice would pin the whole batch of the log in memory for as long as the group lives.
 fn get_bytes(input: &mut Bytes) -> Result<Bytes, RecordError> {
     let len = usize::try_from(get_i32(input)?).map_err(|_| RecordError::Malformed)?;
     if input.remaining() < len {

@@ -1,12 +1,12 @@
-//! Reads the topics out of a consumer's subscription.
+//! Parses the topics of a consumer's subscription.
 //!
-//! The bytes come from clients and are opaque to the protocol; they are read only to know which topics a
-//! group still wants. Bytes that do not parse mean "unknown", never "none".
+//! The bytes come from clients and are opaque to the protocol; they are parsed only to know which topics a group
+//! still subscribes to. Bytes that cannot be parsed mean "unknown", never "none".
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-/// The topics of one member's subscription (any version: they all begin alike), or `None` if unreadable.
+/// The topics of one member's subscription (any version: they all begin alike), or `None` if it cannot be parsed.
 pub(super) fn topics(metadata: &[u8]) -> Option<BTreeSet<Arc<str>>> {
     let (version, rest) = metadata.split_first_chunk::<2>()?;
     if i16::from_be_bytes(*version) < 0 {
@@ -30,7 +30,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn reads_the_topics_and_refuses_what_is_cut_short() {
+    fn topics_are_parsed_and_truncated_bytes_rejected() {
         let whole = b"\0\x01\0\0\0\x02\0\x01a\0\x02bc\xff\xff\xff\xff";
         let names: Vec<_> = topics(whole).unwrap().into_iter().collect();
         assert_eq!(names, [Arc::from("a"), Arc::from("bc")]);

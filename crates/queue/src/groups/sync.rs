@@ -1,6 +1,6 @@
-//! SyncGroup: the leader hands in the assignment, everybody fetches theirs.
+//! SyncGroup: the leader sends the assignment, every member fetches its own.
 //!
-//! Invariant: nobody gets an assignment before the log has it.
+//! Invariant: no member gets an assignment before the log has it.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use super::api::{Response, Sync, Token};
 use super::codes::ErrorCode;
 use super::group::{Group, Phase};
 use super::join::not_synced;
-use super::outbox::{Outbox, Then};
+use super::outbox::{OnWritten, Outbox};
 use super::records;
 
 impl Group {
@@ -56,7 +56,7 @@ impl Group {
         }
     }
 
-    /// A member that the leader forgot gets nothing; a name that is no member is ignored.
+    /// A member without an entry gets an empty assignment; an entry of an unknown member is ignored.
     fn write_assignment(&mut self, out: &mut Outbox, assignments: Vec<(Arc<str>, Bytes)>) {
         let mut given: HashMap<Arc<str>, Bytes> = assignments.into_iter().collect();
         let take = |id: &Arc<str>| {
@@ -64,14 +64,14 @@ impl Group {
             (id.clone(), Bytes::copy_from_slice(&bytes))
         };
         let assignments: Vec<(Arc<str>, Bytes)> = self.members.keys().map(take).collect();
-        // Both are in the order of the member ids.
+        // Both are ordered by member id.
         let mut in_order = assignments.iter();
         let mut value = self.value(|_, _| Bytes::new());
         for member in &mut value.members {
             member.assignment = in_order.next().map(|(_, bytes)| bytes.clone()).unwrap_or_default();
         }
         let record = (records::group_key(&self.name), Some(records::group_value(&value)));
-        let write = out.persist(&self.name, vec![record], None, Then::Assignment { assignments });
+        let write = out.persist(&self.name, vec![record], None, OnWritten::Assignment { assignments });
         self.syncing = Some(write);
     }
 }

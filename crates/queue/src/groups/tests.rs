@@ -1,9 +1,9 @@
-//! The machine from outside: scenario files, storms of random requests, and reloads of the log.
+//! The group coordinator as a black box: scenario files, randomized requests, and reloads of the log.
 
+mod harness;
 mod offsets;
+mod randomized;
 mod scenario;
-mod storm;
-mod world;
 
 use super::*;
 

@@ -1,4 +1,4 @@
-//! AddOffsetsToTxn: the transaction will commit offsets of a group.
+//! AddOffsetsToTxn: adds a group's partition of `__consumer_offsets` to the transaction.
 
 use std::sync::Arc;
 

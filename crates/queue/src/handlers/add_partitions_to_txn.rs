@@ -1,5 +1,5 @@
-//! AddPartitionsToTxn: for one transaction (versions 0-3) or several, which brokers may only verify (4+).
-//! A transaction is added to whole or not at all.
+//! AddPartitionsToTxn: for one transaction (versions 0-3) or several, which brokers may only verify (4+). Each
+//! transaction is added atomically.
 
 use std::sync::Arc;
 
@@ -82,7 +82,7 @@ async fn add(
     results(&transaction.topics, |_, _| code)
 }
 
-/// The epoch of the coordinator that verifies, and what it says of each partition.
+/// The epoch of the verifying coordinator, and its result for each partition.
 fn verify(
     broker: &Broker,
     transaction: &AddPartitionsToTxnTransaction,
@@ -93,7 +93,7 @@ fn verify(
         let verified =
             broker.transactions.verify(broker, transactional_id, *producer_id, *producer_epoch, topic, index);
         match verified {
-            // The oldest, if it changed hands in between.
+            // The oldest epoch, if the coordinator changed in between.
             Ok(epoch) if coordinator_epoch < 0 => coordinator_epoch = epoch,
             Ok(epoch) => coordinator_epoch = epoch.min(coordinator_epoch),
             Err(code) => return code,

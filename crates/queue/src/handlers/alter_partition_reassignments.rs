@@ -1,5 +1,5 @@
-//! AlterPartitionReassignments: begins to move replicas, or gives a move up. The change is one of the partition's record;
-//! the controller sees it and ends the move when the new replicas are in sync.
+//! AlterPartitionReassignments: starts or cancels a reassignment. The change is one of the partition's registration;
+//! the controller completes the reassignment when the new replicas are in sync.
 
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ use moim_wire_kafka::messages::alter_partition_reassignments::{
 use crate::broker::Broker;
 use crate::dispatch::Request;
 use crate::partition::Refused;
-use crate::placement;
+use crate::partition_registration;
 use crate::topics::refuse_repository;
 
 pub(crate) async fn handle(
@@ -52,12 +52,12 @@ async fn reassign(
 ) -> Result<(), Refused> {
     let index = wanted.partition_index;
     let topic = broker.topics.get(topic).ok_or(ErrorCode::UnknownTopicOrPartition)?;
-    let seat = topic.seat(index).ok_or(ErrorCode::UnknownTopicOrPartition)?;
+    let entry = topic.entry(index).ok_or(ErrorCode::UnknownTopicOrPartition)?;
     let target: Option<Vec<BrokerId>> =
         wanted.replicas.as_ref().map(|nodes| nodes.iter().map(|node| BrokerId(*node)).collect());
     if let Some(target) = &target {
-        let place = seat.place();
-        let settled = place.record().map_or(0, |record| record.settled().len());
+        let registration = entry.registration();
+        let settled = registration.record().map_or(0, |record| record.settled().len());
         if !may_change_factor && target.len() != settled {
             return Err(Refused::new(
                 ErrorCode::InvalidReplicationFactor,
@@ -69,11 +69,11 @@ async fn reassign(
             return Err(Refused::new(ErrorCode::InvalidReplicaAssignment, why));
         }
     }
-    let id = placement::id(topic.id, index);
+    let id = partition_registration::id(topic.id, index);
     requests::reassign(broker.repository.as_ref(), id, target.as_deref()).await.map_err(refuse)
 }
 
-/// What a client is told of a request that was not carried out.
+/// Maps a failed request to the client's error.
 pub(crate) fn refuse(error: RequestError) -> Refused {
     let code = match &error {
         RequestError::Move(MoveError::UnknownPartition) => ErrorCode::UnknownTopicOrPartition,

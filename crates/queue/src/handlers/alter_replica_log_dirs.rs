@@ -1,4 +1,4 @@
-//! AlterReplicaLogDirs: a node has one folder, so a partition is in the right one or cannot be.
+//! AlterReplicaLogDirs: a node has one data directory, so only a move to that directory succeeds.
 
 use moim_wire_kafka::ErrorCode;
 use moim_wire_kafka::messages::{
@@ -15,13 +15,13 @@ pub(crate) fn handle(
 ) -> AlterReplicaLogDirsResponse {
     let mut results = Vec::new();
     for dir in request.dirs {
-        let here = *dir.path == *broker.options.data_dir;
+        let is_data_dir = *dir.path == *broker.options.data_dir;
         for topic in dir.topics {
             let result = |&partition_index: &i32| {
-                let code = match broker.topics.copy(&topic.name, partition_index) {
+                let code = match broker.topics.replica(&topic.name, partition_index) {
                     Err(ErrorCode::NotLeaderOrFollower) => ErrorCode::ReplicaNotAvailable,
                     Err(code) => code,
-                    Ok(_) if here => ErrorCode::None,
+                    Ok(_) if is_data_dir => ErrorCode::None,
                     Ok(_) => ErrorCode::LogDirNotFound,
                 };
                 AlterReplicaLogDirPartitionResult { partition_index, error_code: code as i16 }

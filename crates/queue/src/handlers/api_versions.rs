@@ -1,8 +1,8 @@
-//! ApiVersions: what this broker speaks. A version it does not know is answered in version 0 with the error
-//! and the ranges, so that every client can start a conversation.
+//! ApiVersions: the supported API versions. An unknown version gets a version 0 response with the error and the
+//! ranges, so that every client can negotiate.
 //!
-//! Versions are not enough for a client to use transaction version 2: it looks for the feature `transaction.version`, and
-//! uses EndTxn 5, TxnOffsetCommit 5 and Produce 12 only where that is finalized at 2.
+//! API versions alone do not enable transaction version 2: a client looks for the feature `transaction.version`, and
+//! uses EndTxn 5, TxnOffsetCommit 5 and Produce 12 only where it is finalized at 2.
 
 use std::io;
 
@@ -11,22 +11,23 @@ use moim_wire_kafka::messages::{ApiVersion, ApiVersionsRequest, ApiVersionsRespo
 use moim_wire_kafka::{ApiKey, Decoder, ErrorCode};
 
 use crate::connection::Connection;
-use crate::dispatch::{SPOKEN, decode};
-use crate::reply::Call;
+use crate::dispatch::{SUPPORTED_APIS, decode};
+use crate::response_writer::Call;
 
-/// A feature, the levels that this broker supports, and the one that counts.
+/// Features: name, minimum and maximum supported level, finalized level.
 const FEATURES: [(&str, i16, i16, i16); 1] = [("transaction.version", 0, 2, 2)];
 
-/// The first version whose clients can read a feature whose lowest level is 0.
+/// The first version whose clients accept a feature with minimum level 0.
 const KNOWS_LEVEL_0: i16 = 4;
 
 pub(crate) fn handle(connection: &mut Connection, call: Call, body: Decoder) -> io::Result<()> {
     connection.broker.metrics.request(ApiKey::ApiVersions);
-    let known =
-        SPOKEN.iter().any(|(k, versions)| *k == ApiKey::ApiVersions && versions.contains(&call.version));
+    let known = SUPPORTED_APIS
+        .iter()
+        .any(|(k, versions)| *k == ApiKey::ApiVersions && versions.contains(&call.version));
     if !known {
         let response = response(ErrorCode::UnsupportedVersion, 0);
-        return connection.answer(Call { version: 0, ..call }, &response);
+        return connection.respond(Call { version: 0, ..call }, &response);
     }
     let request: ApiVersionsRequest = decode(body, call.version)?;
     let mut error = ErrorCode::None;
@@ -38,7 +39,7 @@ pub(crate) fn handle(connection: &mut Connection, call: Call, body: Decoder) -> 
             error = ErrorCode::InvalidRequest;
         }
     }
-    connection.answer(call, &response(error, call.version))
+    connection.respond(call, &response(error, call.version))
 }
 
 /// KIP-511: letters, digits, dots and dashes, beginning and ending with a letter or digit.
@@ -51,7 +52,7 @@ fn is_software_text(text: &str) -> bool {
 }
 
 fn response(error: ErrorCode, version: i16) -> ApiVersionsResponse {
-    let api_keys = SPOKEN
+    let api_keys = SUPPORTED_APIS
         .iter()
         .map(|(key, versions)| ApiVersion {
             api_key: *key as i16,

@@ -1,4 +1,4 @@
-//! CreatePartitions: gives topics more partitions. Fewer is never possible.
+//! CreatePartitions: adds partitions to topics. The partition count never shrinks.
 
 use std::sync::Arc;
 
@@ -56,7 +56,7 @@ async fn grow(broker: &Broker, wanted: &CreatePartitionsTopic, validate_only: bo
                 let why = format!("{new} assignments are needed.");
                 return Err(Refused::new(ErrorCode::InvalidReplicaAssignment, why));
             }
-            let factor = topic.seat(0).map(|seat| seat.place().replicas().len());
+            let factor = topic.entry(0).map(|entry| entry.registration().replicas().len());
             Some(assigned(broker, assignments.iter().map(|a| a.broker_ids.as_slice()), factor)?)
         }
     };
@@ -65,6 +65,6 @@ async fn grow(broker: &Broker, wanted: &CreatePartitionsTopic, validate_only: bo
     }
     let maker = || broker.maker();
     let grown = broker.topics.grow(&topic, wanted.count, &maker, places.as_deref()).await;
-    broker.follow();
+    broker.apply_topic_events();
     grown
 }

@@ -1,4 +1,4 @@
-//! CreateTopics.
+//! CreateTopics: creates topics with the requested partitions, replicas and settings.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -52,7 +52,7 @@ async fn create(
     if topics::is_internal(&new.name) {
         return Err(Refused::new(
             ErrorCode::InvalidTopicException,
-            "The broker makes its internal topics itself.",
+            "The broker creates its internal topics itself.",
         ));
     }
     let maker = broker.maker();
@@ -80,7 +80,7 @@ async fn create(
     })
 }
 
-/// What is asked for.
+/// Validates a requested topic.
 fn new_topic(broker: &Broker, wanted: &CreatableTopic) -> Result<NewTopic, Refused> {
     let mut configs = BTreeMap::new();
     for setting in &wanted.configs {
@@ -120,7 +120,8 @@ fn new_topic(broker: &Broker, wanted: &CreatableTopic) -> Result<NewTopic, Refus
     Ok(NewTopic { name: wanted.name.to_string(), partitions, replication_factor, configs, assignment })
 }
 
-/// The replicas a client wants for each partition: brokers of the cluster, running or not, none of them twice, as many for one as for the next.
+/// The client's replica assignment: registered brokers, live or not, without duplicates, and the same number for each
+/// partition.
 pub(crate) fn assigned<'a>(
     broker: &Broker,
     assignments: impl Iterator<Item = &'a [i32]>,
@@ -128,7 +129,7 @@ pub(crate) fn assigned<'a>(
 ) -> Result<Vec<Vec<BrokerId>>, Refused> {
     let me = broker.options.node_id;
     let mut factor = factor;
-    let place = |brokers: &[i32]| {
+    let parse_replicas = |brokers: &[i32]| {
         let refuse =
             |why: &str| Err(Refused::new(ErrorCode::InvalidReplicaAssignment, format!("{brokers:?}: {why}")));
         if brokers.is_empty() {
@@ -145,5 +146,5 @@ pub(crate) fn assigned<'a>(
         }
         Ok(brokers.iter().map(|id| BrokerId(*id)).collect())
     };
-    assignments.map(place).collect()
+    assignments.map(parse_replicas).collect()
 }

@@ -1,4 +1,4 @@
-//! DeleteGroups.
+//! DeleteGroups: deletes empty groups and their offsets.
 
 use std::sync::Arc;
 

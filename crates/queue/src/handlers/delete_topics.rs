@@ -1,4 +1,4 @@
-//! DeleteTopics, by name or by id.
+//! DeleteTopics: deletes topics by name or by topic id.
 
 use std::sync::Arc;
 
@@ -61,6 +61,6 @@ async fn delete(broker: &Broker, name: Option<&str>, id: Uuid) -> Result<(KStrin
         return Err(Refused::new(ErrorCode::InvalidTopicException, "Internal topics cannot be deleted."));
     }
     broker.topics.delete(&topic).await?;
-    broker.follow();
+    broker.apply_topic_events();
     Ok(((&*topic.name).into(), Uuid(topic.id.to_bytes())))
 }

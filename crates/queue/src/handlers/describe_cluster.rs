@@ -1,4 +1,4 @@
-//! DescribeCluster.
+//! DescribeCluster: the live brokers and the controller.
 
 use moim_wire_kafka::messages::describe_cluster::{
     DescribeClusterBroker, DescribeClusterRequest, DescribeClusterResponse,
@@ -16,7 +16,7 @@ pub(crate) fn handle(
     _version: i16,
 ) -> DescribeClusterResponse {
     if request.endpoint_type != BROKERS {
-        // There is no separate controller to talk to.
+        // There is no separate controller endpoint.
         let code = ErrorCode::UnsupportedEndpointType;
         return DescribeClusterResponse {
             error_code: code as i16,

@@ -1,4 +1,4 @@
-//! DescribeConfigs: every setting with its value, its default and where it comes from.
+//! DescribeConfigs: every setting with its value, default and source.
 
 use moim_wire_kafka::messages::describe_configs::{
     DescribeConfigsRequest, DescribeConfigsResource, DescribeConfigsResourceResult, DescribeConfigsResponse,
@@ -16,7 +16,7 @@ use crate::topics::Topic;
 pub(crate) const TOPIC: i8 = 2;
 pub(crate) const BROKER: i8 = 4;
 
-/// Where a value comes from, in the protocol's numbers.
+/// Config sources, in the protocol's numbers.
 const DYNAMIC_TOPIC: i8 = 1;
 const DYNAMIC_DEFAULT_BROKER: i8 = 3;
 const STATIC_BROKER: i8 = 4;
@@ -106,9 +106,9 @@ fn describe(
     }
 }
 
-/// The minimum that nobody set depends on how many replicas there are.
+/// The default of a topic setting; that of `min.insync.replicas` depends on the replication factor.
 fn default_of(topic: &Topic, setting: &Setting) -> &'static str {
-    let replicas = topic.seat(0).map_or(0, |seat| seat.place().replicas().len());
+    let replicas = topic.entry(0).map_or(0, |entry| entry.registration().replicas().len());
     if setting.name == "min.insync.replicas" && min_isr_for(None, replicas) == 2 {
         "2"
     } else {

@@ -1,4 +1,4 @@
-//! DescribeGroups.
+//! DescribeGroups: state, protocol and members of groups.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use crate::broker::Broker;
 use crate::dispatch::Request;
 use crate::handlers::shared;
 
-/// READ, DELETE, DESCRIBE, DESCRIBE_CONFIGS, ALTER_CONFIGS: all there is while nobody is refused anything.
+/// READ, DELETE, DESCRIBE, DESCRIBE_CONFIGS, ALTER_CONFIGS: all operations, because there is no authorization.
 const ALL_GROUP_OPERATIONS: i32 = 1 << 3 | 1 << 6 | 1 << 8;
 
 pub(crate) async fn handle(
@@ -21,7 +21,7 @@ pub(crate) async fn handle(
 ) -> DescribeGroupsResponse {
     let groups = request.groups.iter().map(|name| {
         let group = shared(name);
-        let described = match broker.groups.look(&broker, &group, |groups| groups.describe(&group)) {
+        let described = match broker.groups.query(&broker, &group, |groups| groups.describe(&group)) {
             Ok(described) => described,
             Err(code) => {
                 let group_id = name.clone();

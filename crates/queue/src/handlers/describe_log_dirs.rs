@@ -1,4 +1,4 @@
-//! DescribeLogDirs: how much each partition takes on disk.
+//! DescribeLogDirs: the disk usage of each partition.
 
 use moim_wire_kafka::messages::describe_log_dirs::{
     DescribeLogDirsPartition, DescribeLogDirsRequest, DescribeLogDirsResponse, DescribeLogDirsResult,
@@ -23,7 +23,7 @@ pub(crate) fn handle(
     };
     let stats = broker.store.stats();
     let used: i64 =
-        broker.topics.all().iter().flat_map(|t| t.copies()).map(|p| p.journal.size_bytes() as i64).sum();
+        broker.topics.all().iter().flat_map(|t| t.replicas()).map(|p| p.journal.size_bytes() as i64).sum();
     let free = i64::try_from(stats.free_bytes).unwrap_or(i64::MAX);
     let result = DescribeLogDirsResult {
         log_dir: broker.options.data_dir.as_str().into(),
@@ -36,7 +36,7 @@ pub(crate) fn handle(
 }
 
 fn describe(topic: &Topic, wanted: Option<&[i32]>) -> DescribeLogDirsTopic {
-    let partitions = topic.copies();
+    let partitions = topic.replicas();
     let partitions = partitions.iter().filter(|p| wanted.is_none_or(|w| w.contains(&p.index)));
     DescribeLogDirsTopic {
         name: (&*topic.name).into(),
@@ -51,10 +51,10 @@ fn describe(topic: &Topic, wanted: Option<&[i32]>) -> DescribeLogDirsTopic {
     }
 }
 
-/// How far a follower is behind the leader's log, as far as the leader has told; -1 before it has.
+/// The offset lag of a follower behind the leader's log end, as last reported by the leader; -1 before that.
 fn offset_lag(partition: &Partition) -> i64 {
     const UNKNOWN: i64 = -1;
-    let Some(replicated) = partition.replicated().filter(|_| partition.follows()) else { return 0 };
+    let Some(replicated) = partition.replicated().filter(|_| partition.is_follower()) else { return 0 };
     let behind = replicated.leader_end().map(|end| end.0.saturating_sub(partition.journal.end()).max(0));
     behind.unwrap_or(UNKNOWN)
 }

@@ -1,5 +1,5 @@
-//! DescribeProducers: who writes to a partition. Any replica answers, from what it has appended: tools that look for hanging
-//! transactions ask every broker about the partitions that it holds.
+//! DescribeProducers: the active producers of a partition. Any replica responds, from its own producer state: tools
+//! that look for hanging transactions query every broker about the partitions that it holds.
 
 use moim_wire_kafka::ErrorCode;
 use moim_wire_kafka::messages::describe_producers::{
@@ -26,7 +26,7 @@ pub(crate) fn handle(
 
 fn describe(broker: &Broker, topic: &str, index: i32) -> PartitionResponse {
     let known = broker.topics.get(topic).ok_or(ErrorCode::UnknownTopicOrPartition);
-    let partition = match known.and_then(|topic| topic.copy(index)) {
+    let partition = match known.and_then(|topic| topic.replica(index)) {
         Ok(partition) => partition,
         Err(code) => {
             return PartitionResponse {

@@ -1,4 +1,4 @@
-//! DescribeTopicPartitions: metadata page by page.
+//! DescribeTopicPartitions: paginated topic metadata.
 
 use moim_wire_kafka::messages::describe_topic_partitions::{
     Cursor, DescribeTopicPartitionsRequest, DescribeTopicPartitionsResponse,
@@ -65,12 +65,12 @@ fn describe(
         return (missing, None);
     };
     let live = broker.live();
-    let all = topic.seats.load();
+    let all = topic.partitions.load();
     let page = all.iter().skip(first as usize).take(room);
     let partitions: Vec<_> = page
-        .map(|seat| {
-            let shown = metadata::partition(seat, &live, 5);
-            let place = seat.place();
+        .map(|entry| {
+            let shown = metadata::partition(entry, &live, 5);
+            let registration = entry.registration();
             DescribeTopicPartitionsResponsePartition {
                 error_code: shown.error_code,
                 partition_index: shown.partition_index,
@@ -78,8 +78,8 @@ fn describe(
                 leader_epoch: shown.leader_epoch,
                 replica_nodes: shown.replica_nodes,
                 isr_nodes: shown.isr_nodes,
-                eligible_leader_replicas: Some(place.eligible()),
-                last_known_elr: Some(place.last_known()),
+                eligible_leader_replicas: Some(registration.eligible()),
+                last_known_elr: Some(registration.last_known()),
                 offline_replicas: shown.offline_replicas,
             }
         })

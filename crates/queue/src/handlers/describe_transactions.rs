@@ -1,4 +1,4 @@
-//! DescribeTransactions.
+//! DescribeTransactions: state, producer and partitions of transactional ids.
 
 use moim_wire_kafka::messages::describe_transactions::{
     DescribeTransactionsRequest, DescribeTransactionsResponse, TopicData, TransactionState,
@@ -12,7 +12,7 @@ pub(crate) fn handle(
     _version: i16,
 ) -> DescribeTransactionsResponse {
     let states = request.transactional_ids.into_iter().map(|id| {
-        match broker.transactions.look(broker, &id, |c| c.describe(&id)).and_then(|described| described) {
+        match broker.transactions.query(broker, &id, |c| c.describe(&id)).and_then(|described| described) {
             Err(code) => {
                 TransactionState { error_code: code as i16, transactional_id: id, ..Default::default() }
             }

@@ -1,5 +1,5 @@
-//! ElectLeaders: gives leadership back to the preferred replica, or, when nobody may lead and an operator accepts the
-//! loss, to any that runs.
+//! ElectLeaders: preferred election, or unclean election when no in-sync replica can lead and an operator accepts
+//! data loss.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use crate::broker::Broker;
 use crate::dispatch::Request;
 use crate::handlers::alter_partition_reassignments::refuse;
 use crate::partition::Refused;
-use crate::placement;
+use crate::partition_registration;
 
 const PREFERRED: i8 = 0;
 const UNCLEAN: i8 = 1;
@@ -31,7 +31,7 @@ pub(crate) async fn handle(
             return ElectLeadersResponse { error_code, ..Default::default() };
         }
     };
-    // Asked for all partitions, only those that changed, or should have, are listed.
+    // A request for all partitions lists only those that changed, or should have.
     let all = request.topic_partitions.is_none();
     let wanted: Vec<(String, Vec<i32>)> = match request.topic_partitions {
         Some(wanted) => wanted.into_iter().map(|t| (t.topic.to_string(), t.partitions)).collect(),
@@ -61,11 +61,11 @@ pub(crate) async fn handle(
     ElectLeadersResponse { replica_election_results: results, ..Default::default() }
 }
 
-/// Whether there is anything to elect, as far as this broker has read: a question to the repository for every partition
-/// of a large cluster would be too much.
+/// True if an election is needed, as far as this broker has read: a repository read for every partition of a large
+/// cluster would be too expensive.
 fn needs(broker: &Broker, topic: &str, index: i32, kind: ElectionKind) -> bool {
-    let seat = broker.topics.get(topic).and_then(|topic| topic.seat(index));
-    seat.is_some_and(|seat| match (seat.place().record(), kind) {
+    let entry = broker.topics.get(topic).and_then(|topic| topic.entry(index));
+    entry.is_some_and(|entry| match (entry.registration().record(), kind) {
         (None, _) => false,
         (Some(record), ElectionKind::Preferred) => record.leader != record.replicas.first().copied(),
         (Some(record), ElectionKind::Unclean) => record.leader.is_none(),
@@ -74,7 +74,7 @@ fn needs(broker: &Broker, topic: &str, index: i32, kind: ElectionKind) -> bool {
 
 async fn elect(broker: &Broker, topic: &str, index: i32, kind: ElectionKind) -> Result<(), Refused> {
     let topic = broker.topics.get(topic).ok_or(ErrorCode::UnknownTopicOrPartition)?;
-    topic.seat(index).ok_or(ErrorCode::UnknownTopicOrPartition)?;
-    let id = placement::id(topic.id, index);
+    topic.entry(index).ok_or(ErrorCode::UnknownTopicOrPartition)?;
+    let id = partition_registration::id(topic.id, index);
     requests::elect(broker.repository.as_ref(), id, kind).await.map_err(refuse)
 }

@@ -1,5 +1,5 @@
-//! EndTxn: answered when the decision is durable; the markers follow. From version 5 on the answer carries the producer id
-//! and epoch of the next transaction (transaction version 2).
+//! EndTxn: responds when the decision is durable; the markers follow. From version 5 on the response carries the
+//! producer id and epoch of the next transaction (transaction version 2).
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use crate::transactions::{Input, LAST_EPOCH, Reply};
 
 pub(crate) async fn handle(broker: Arc<Broker>, request: EndTxnRequest, context: Request) -> EndTxnResponse {
     let id = shared(&request.transactional_id);
-    // Hardly ever: the epochs of the producer have run out.
+    // Rare: the epochs of the producer id are exhausted.
     let fresh_id = if context.version >= 5 && request.producer_epoch >= LAST_EPOCH {
         match broker.producer_ids.next().await {
             Ok(fresh_id) => fresh_id,

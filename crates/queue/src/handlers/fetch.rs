@@ -1,14 +1,14 @@
-//! Fetch: hands out committed batches as they are stored, waiting for data when there is too little.
+//! Fetch: returns committed batches as stored, and delays the response while there is less than `min.bytes`.
 //!
-//! A fetch that must wait leaves its wish with every partition and sleeps; a partition whose watermark passes
-//! the wish wakes it, and it looks again. Nothing is polled.
+//! A delayed fetch registers a watch with every partition and sleeps; a partition whose high watermark or last stable
+//! offset passes the watched offset wakes it, and it reads again. Nothing is polled.
 //!
-//! A consumer for which there is nothing asks the same again and again. Its fetch, once answered empty-handed, stays with the
-//! connection, wishes and answer included; the same question goes on with it as long as nothing has changed that the answer
-//! tells.
+//! A consumer at the log end repeats the same fetch. Its fetch, after an empty response, stays with the connection,
+//! with its watches and its encoded response; a request with the same bytes resumes it as long as nothing has changed
+//! that the response reports.
 //!
-//! A client that says which rack it stands in is sent to a replica in sync there, and served by it: up to the high watermark
-//! that replica has heard of. Everybody else is served by leaders.
+//! A client with a rack is sent to an in-sync replica there (preferred read replica), and served by it up to the high
+//! watermark that replica knows. All other clients are served by leaders.
 
 use std::io;
 use std::sync::{Arc, Mutex};
@@ -28,89 +28,89 @@ use moim_wire_kafka::{ErrorCode, Records, RequestHeader, Uuid};
 
 use crate::broker::Broker;
 use crate::brokers::LiveBroker;
-use crate::connection::{Connection, Slot};
-use crate::fetch_sessions::{Plan, Session, Wanted};
+use crate::connection::{Connection, QueuedResponse};
+use crate::fetch_sessions::{Plan, RequestedPartition, Session};
 use crate::loops::{Wake, lock};
-use crate::partition::{Fetched, Partition, Standing};
-use crate::reply::{Call, Writer};
+use crate::partition::{Fetched, OffsetSnapshot, Partition};
+use crate::response_writer::{Call, ResponseWriter};
 
-/// The grid on which long waits end is a tenth of the wait, within these bounds.
+/// Bounds of the timer grid on which long waits end: a tenth of the wait, within these bounds.
 const GRID_MS: std::ops::RangeInclusive<u64> = 10..=50;
 
-/// About what an answer without records takes, and again for each partition in it.
+/// Approximate size of a response without records, and of each partition in it.
 const EMPTY_BYTES: usize = 64;
 
-/// An empty answer is kept until the wait ends when it names at most so many partitions; a larger one is made again.
-const KEPT_PARTITIONS: usize = 64;
+/// An empty response with at most this many partitions is cached until the wait ends; a larger one is encoded again.
+const MAX_CACHED_PARTITIONS: usize = 64;
 
-/// A question of at most so many bytes is remembered until it is asked again.
-const KEPT_QUESTION: usize = 1024;
+/// Maximum size of a request that can be resumed.
+const MAX_RESUMABLE_BYTES: usize = 1024;
 
-/// Where the correlation id stands in a frame, and in an answer with its length before it.
+/// Position of the correlation id in a request frame, and in a response with its length prefix.
 const CORRELATION: std::ops::Range<usize> = 4..8;
 
-/// Records in memory up to this size are not counted: every connection may hold so many.
+/// In-memory records up to this size are not charged: every connection may hold that much.
 const UNCOUNTED_BYTES: usize = 64 << 10;
 
-/// The records of one response, at most, unless one batch is larger: a client that does not read holds no more.
+/// Maximum record bytes of one response, unless one batch is larger: a client that does not read holds no more.
 const RESPONSE_BYTES: usize = 8 << 20;
 
-/// How long a fetch waits when there is no memory for its records.
-const STARVED: Duration = Duration::from_millis(20);
+/// Retry interval of a fetch without memory for its records.
+const MEMORY_RETRY: Duration = Duration::from_millis(20);
 
-/// A fetch that has not been answered yet.
-pub(crate) struct PendingFetch {
+/// A delayed fetch: a fetch whose response is not complete.
+pub(crate) struct DelayedFetch {
     call: Call,
     plan: Target,
-    /// What was asked, as it came; empty when nobody can go on with this fetch.
-    asked: Bytes,
+    /// The request frame; empty if the fetch cannot be resumed.
+    request_frame: Bytes,
     max_wait_ms: u64,
     pub(crate) deadline: Instant,
-    /// There is no memory for its records; looked at again then.
-    starved: Option<Instant>,
+    /// Set if there is no memory for its records: time of the next attempt.
+    retry_at: Option<Instant>,
     min_bytes: usize,
     max_bytes: usize,
     stable_only: bool,
-    /// Where the client stands, if it says so.
+    /// The client's rack, if it has one.
     rack: Option<Box<str>>,
-    /// Filled when the fetch is ready.
-    answer: Option<Answer>,
-    /// The answer to give if the wait ends before anything changes; encoded, because it is small and a thousand consumers
-    /// wait with one.
-    kept: Option<Bytes>,
-    /// Partitions that hold a wish of this fetch.
-    waiting: Vec<Wish>,
+    /// Set when the fetch is complete.
+    outcome: Option<Outcome>,
+    /// The encoded empty response, sent if the wait ends without a change; encoded, because it is small and a
+    /// thousand consumers wait with one.
+    empty_response: Option<Bytes>,
+    /// The partitions that this fetch watches.
+    watched: Vec<WatchedPartition>,
 }
 
-enum Answer {
+enum Outcome {
     Found(Found),
-    Kept,
+    EmptyResponse,
 }
 
-/// What a fetch waits for at one partition.
-struct Wish {
+/// A partition that a delayed fetch watches.
+struct WatchedPartition {
     partition: Arc<Partition>,
-    /// A record from here on is news.
+    /// A record at or after this offset completes the wait.
     next: i64,
-    /// What an answer tells of the partition, when it was looked at.
-    seen: Standing,
+    /// The partition's offsets at the last read.
+    offsets: OffsetSnapshot,
 }
 
 enum Target {
-    Once(Vec<Wanted>),
+    Once(Vec<RequestedPartition>),
     Session { id: i32, session: Arc<Mutex<Session>>, full: bool },
 }
 
-/// What one look at the partitions found.
+/// The result of one read over the partitions.
 struct Found {
     response: FetchResponse,
     chunks: Vec<Vec<Chunk>>,
     bytes: usize,
     failed: bool,
-    /// For the chunks that are in memory.
+    /// Memory permit of the in-memory chunks.
     permit: Option<Permit>,
-    /// The partitions that were read.
-    seen: Vec<Wish>,
+    /// The partitions that were read, to be watched.
+    watched: Vec<WatchedPartition>,
 }
 
 pub(crate) fn handle(
@@ -120,44 +120,48 @@ pub(crate) fn handle(
     request: FetchRequest,
 ) -> io::Result<()> {
     let broker = Arc::clone(&connection.broker);
-    let asked = connection.take_question();
+    let request_frame = connection.take_request_frame();
     let plan =
         broker.fetch_sessions.plan(&broker.topics, &request, call.version, broker.clock.monotonic_ms());
     let plan = match plan {
-        Plan::Once(wanted) => Target::Once(wanted),
+        Plan::Once(requested) => Target::Once(requested),
         Plan::Session { id, session, full } => Target::Session { id, session, full },
         Plan::Refuse(code) => {
             let response = FetchResponse { error_code: code as i16, session_id: 0, ..Default::default() };
-            return connection.answer(call, &response);
+            return connection.respond(call, &response);
         }
     };
     let wait = u64::try_from(request.max_wait_ms).unwrap_or(0).min(broker.options.max_wait_ms);
-    // A response fits the memory for all of them several times.
+    // The response memory holds several responses.
     let limit = broker.options.max_fetch_bytes.min(RESPONSE_BYTES).min(broker.responses.limit() / 4);
-    // A session counts its questions, and who has a rack is sent to whoever is nearest at that time.
-    let repeats = matches!(plan, Target::Once(_)) && request.rack_id.is_empty();
-    let fetch = Box::new(PendingFetch {
+    // A session has an epoch per request, and a client with a rack is sent to its currently preferred replica.
+    let is_resumable = matches!(plan, Target::Once(_)) && request.rack_id.is_empty();
+    let fetch = Box::new(DelayedFetch {
         call,
         plan,
-        asked: if repeats && asked.len() <= KEPT_QUESTION { asked } else { Bytes::new() },
+        request_frame: if is_resumable && request_frame.len() <= MAX_RESUMABLE_BYTES {
+            request_frame
+        } else {
+            Bytes::new()
+        },
         max_wait_ms: wait,
         deadline: deadline(connection.now, broker.started, wait),
-        starved: None,
+        retry_at: None,
         min_bytes: usize::try_from(request.min_bytes).unwrap_or(0).min(limit / 2),
         max_bytes: usize::try_from(request.max_bytes).unwrap_or(0).min(limit),
         stable_only: request.isolation_level == 1,
         rack: (!request.rack_id.is_empty()).then(|| request.rack_id.as_str().into()),
-        answer: None,
-        kept: None,
-        waiting: Vec::new(),
+        outcome: None,
+        empty_response: None,
+        watched: Vec::new(),
     });
-    // The connection looks at it at once if nothing stands before it.
-    connection.wait(Slot::Fetch(fetch));
+    // The connection polls the fetch at once if no other request is queued before it.
+    connection.enqueue(QueuedResponse::Fetch(fetch));
     Ok(())
 }
 
-/// When a fetch is answered with what there is. Long waits end together: on the grid of the loop's timer, shorter ones on
-/// one of [`GRID_MS`]. A thousand idle consumers then wake the loop twenty times a second and not two thousand times.
+/// The deadline of a delayed fetch. Long waits end together, on the grid of the loop's timer; shorter ones on a grid
+/// of [`GRID_MS`]. A thousand idle consumers then wake the loop twenty times a second and not two thousand times.
 fn deadline(now: Instant, started: Instant, wait_ms: u64) -> Instant {
     let grid_ms = (wait_ms / 10).clamp(*GRID_MS.start(), *GRID_MS.end());
     if wait_ms < 10 * GRID_MS.start() {
@@ -174,100 +178,103 @@ fn deadline(now: Instant, started: Instant, wait_ms: u64) -> Instant {
     started + Duration::from_millis(end)
 }
 
-impl PendingFetch {
-    /// Looks whether the fetch can be answered; if not, leaves its wish where the data will be.
-    /// Without news it does not look again: what it waits for has not come.
+impl DelayedFetch {
+    /// Reads the partitions; if the fetch cannot complete, watches them. Does not read again without a wake-up,
+    /// because nothing has changed.
     pub(crate) fn poll(
         &mut self,
         broker: &Broker,
         wake: &Arc<Wake>,
         now: Instant,
-        news: bool,
+        woken: bool,
         memory: &ConnectionBudget,
     ) -> bool {
-        if self.starved.is_some_and(|until| now < until) {
+        if self.retry_at.is_some_and(|until| now < until) {
             return false;
         }
-        self.starved = None;
+        self.retry_at = None;
         let expired = now >= self.deadline;
-        if !news && !self.waiting.is_empty() {
+        if !woken && !self.watched.is_empty() {
             if !expired {
                 return false;
             }
-            if self.kept.is_some() && self.stands() {
-                self.answer = Some(Answer::Kept);
+            if self.empty_response.is_some() && self.is_unchanged() {
+                self.outcome = Some(Outcome::EmptyResponse);
                 return true;
             }
         }
         loop {
             let mut found = match &self.plan {
-                Target::Once(wanted) => self.look(broker, wanted, true, 0),
-                Target::Session { id, session, full } => self.look(broker, &lock(session).wanted, *full, *id),
+                Target::Once(requested) => self.read_partitions(broker, requested, true, 0),
+                Target::Session { id, session, full } => {
+                    self.read_partitions(broker, &lock(session).requested, *full, *id)
+                }
             };
-            self.kept = None;
+            self.empty_response = None;
             if found.bytes >= self.min_bytes || found.failed || expired {
                 self.forget(wake);
                 let held = in_memory(&found.chunks);
                 if held > UNCOUNTED_BYTES {
                     match memory.try_take(held) {
                         Ok(permit) => found.permit = Some(permit),
-                        // One batch alone is larger: it goes by itself, as it is the only way to get past it.
+                        // A single batch is larger than the limit: it is sent alone, because the client cannot get
+                        // past it otherwise.
                         Err(Exhausted::TooLarge) => {}
                         Err(Exhausted::Layer | Exhausted::Connection) => {
-                            self.starved = Some(now + STARVED);
+                            self.retry_at = Some(now + MEMORY_RETRY);
                             return false;
                         }
                     }
                 }
-                self.answer = Some(Answer::Found(found));
+                self.outcome = Some(Outcome::Found(found));
                 return true;
             }
-            if self.leave_wishes(std::mem::take(&mut found.seen), wake) {
-                self.kept = self.keep(&found);
+            if self.watch_partitions(std::mem::take(&mut found.watched), wake) {
+                self.empty_response = self.encode_empty(&found);
                 return false;
             }
         }
     }
 
-    /// When to look again though nothing has happened.
-    pub(crate) fn alarm(&self) -> Instant {
-        self.starved.unwrap_or(self.deadline)
+    /// Time of the next poll without an event.
+    pub(crate) fn next_timer(&self) -> Instant {
+        self.retry_at.unwrap_or(self.deadline)
     }
 
-    /// Encodes an answer without records, true for as long as [`Self::stands`]. Not for a session that would have to
-    /// remember what it was told.
-    fn keep(&mut self, found: &Found) -> Option<Bytes> {
-        let asked = std::mem::take(&mut self.asked);
-        let untold = matches!(self.plan, Target::Once(_)) || found.response.responses.is_empty();
-        let small = self.waiting.len() <= KEPT_PARTITIONS;
-        if found.bytes > 0 || !untold || !small {
+    /// Encodes a response without records, valid as long as [`Self::is_unchanged`]. Not for a session, which would
+    /// have to cache the sent offsets.
+    fn encode_empty(&mut self, found: &Found) -> Option<Bytes> {
+        let request_frame = std::mem::take(&mut self.request_frame);
+        let is_stateless = matches!(self.plan, Target::Once(_)) || found.response.responses.is_empty();
+        let small = self.watched.len() <= MAX_CACHED_PARTITIONS;
+        if found.bytes > 0 || !is_stateless || !small {
             return None;
         }
-        // Out of the buffer that it came in, which others need.
-        self.asked = Bytes::copy_from_slice(&asked);
-        let mut own = Writer::with_capacity(EMPTY_BYTES * (1 + self.waiting.len()));
+        // Copied out of the input buffer, which other requests need.
+        self.request_frame = Bytes::copy_from_slice(&request_frame);
+        let mut own = ResponseWriter::with_capacity(EMPTY_BYTES * (1 + self.watched.len()));
         own.push(self.call, &found.response).ok()?;
         Some(own.into_bytes())
     }
 
-    /// Whether every partition is as it was when it was looked at.
-    fn stands(&self) -> bool {
-        self.waiting.iter().all(|wish| wish.partition.standing() == Some(wish.seen))
+    /// True if every watched partition has the offsets of the last read.
+    fn is_unchanged(&self) -> bool {
+        self.watched.iter().all(|watch| watch.partition.offset_snapshot() == Some(watch.offsets))
     }
 
-    /// Whether this fetch was answered with nothing and may go on when the same is asked again.
-    pub(crate) fn can_repeat(&self) -> bool {
-        self.kept.is_some() && !self.asked.is_empty()
+    /// True if this fetch had an empty response and the same request may resume it.
+    pub(crate) fn can_resume(&self) -> bool {
+        self.empty_response.is_some() && !self.request_frame.is_empty()
     }
 
-    /// Goes on with the same question: true when `frame` asks it and the answer still stands. The wishes were never taken
-    /// back, so that nothing that happened in between was missed.
-    pub(crate) fn repeat(&mut self, frame: &[u8], broker: &Broker, now: Instant) -> bool {
+    /// Resumes the fetch: true if `frame` is the same request and the response is still valid. The watches were never
+    /// removed, so no change in between was missed.
+    pub(crate) fn maybe_resume(&mut self, frame: &[u8], broker: &Broker, now: Instant) -> bool {
         let (before, after) = (..CORRELATION.start, CORRELATION.end..);
-        let is_same = frame.len() == self.asked.len()
-            && frame[before] == self.asked[before]
-            && frame[after.clone()] == self.asked[after];
-        if !is_same || !self.stands() {
+        let is_same = frame.len() == self.request_frame.len()
+            && frame[before] == self.request_frame[before]
+            && frame[after.clone()] == self.request_frame[after];
+        if !is_same || !self.is_unchanged() {
             return false;
         }
         self.call.correlation_id = i32::from_be_bytes([frame[4], frame[5], frame[6], frame[7]]);
@@ -275,97 +282,109 @@ impl PendingFetch {
         true
     }
 
-    /// Leaves a wish with every partition; false when one of them has news already. What is news is measured
-    /// from what the look saw: a watermark that another thread moved since then must not be slept through.
-    fn leave_wishes(&mut self, seen: Vec<Wish>, wake: &Arc<Wake>) -> bool {
+    /// Watches every partition; false if one already has new data. New data is compared with the last read: a high
+    /// watermark that another thread moved since then must not be missed.
+    fn watch_partitions(&mut self, watched: Vec<WatchedPartition>, wake: &Arc<Wake>) -> bool {
         self.forget(wake);
-        self.waiting = seen;
-        self.waiting.iter().all(|wish| wish.partition.wait_for(wish.next, self.stable_only, wake))
+        self.watched = watched;
+        self.watched.iter().all(|watch| watch.partition.wait_for(watch.next, self.stable_only, wake))
     }
 
-    /// Takes back every wish.
+    /// Removes every watch.
     pub(crate) fn forget(&mut self, wake: &Wake) {
-        for wish in self.waiting.drain(..) {
-            wish.partition.stop_waiting(wake.connection);
+        for watch in self.watched.drain(..) {
+            watch.partition.stop_waiting(wake.connection);
         }
     }
 
-    fn look(&self, broker: &Broker, wanted: &[Wanted], full: bool, session_id: i32) -> Found {
+    fn read_partitions(
+        &self,
+        broker: &Broker,
+        requested: &[RequestedPartition],
+        full: bool,
+        session_id: i32,
+    ) -> Found {
         let mut found = Found {
             response: FetchResponse { session_id, ..Default::default() },
             chunks: Vec::new(),
             bytes: 0,
             failed: false,
             permit: None,
-            seen: Vec::with_capacity(wanted.len()),
+            watched: Vec::with_capacity(requested.len()),
         };
-        let mut room = self.max_bytes;
-        for want in wanted {
-            let result = self.look_at(broker, want, room, found.bytes == 0);
-            let news = match &result {
-                Ok((_, fetched)) => fetched.read.is_some() || want.told != Some(fetched.standing.told()),
+        let mut remaining_bytes = self.max_bytes;
+        for requested_partition in requested {
+            let result = self.read_partition(broker, requested_partition, remaining_bytes, found.bytes == 0);
+            let woken = match &result {
+                Ok((_, fetched)) => {
+                    fetched.read.is_some()
+                        || requested_partition.sent_offsets != Some(fetched.offset_snapshot.sent_offsets())
+                }
                 Err(_) => true,
             };
             if let Ok((partition, fetched)) = &result {
                 let visible = if self.stable_only {
-                    fetched.standing.last_stable
+                    fetched.offset_snapshot.last_stable
                 } else {
-                    fetched.standing.high_watermark
+                    fetched.offset_snapshot.high_watermark
                 };
-                found.seen.push(Wish {
+                found.watched.push(WatchedPartition {
                     partition: Arc::clone(partition),
-                    next: visible.max(want.fetch_offset),
-                    seen: fetched.standing,
+                    next: visible.max(requested_partition.fetch_offset),
+                    offsets: fetched.offset_snapshot,
                 });
             }
-            if full || news {
-                let (data, chunks) = self.partition_data(broker, want, result, &mut found);
+            if full || woken {
+                let (data, chunks) = self.partition_data(broker, requested_partition, result, &mut found);
                 if let Some(chunks) = chunks {
-                    room = room.saturating_sub(data.records.as_ref().map_or(0, Records::len));
+                    remaining_bytes =
+                        remaining_bytes.saturating_sub(data.records.as_ref().map_or(0, Records::len));
                     found.chunks.push(chunks);
                 }
-                push(&mut found.response, want, data);
+                push(&mut found.response, requested_partition, data);
             }
         }
         found
     }
 
-    fn look_at(
+    fn read_partition(
         &self,
         broker: &Broker,
-        want: &Wanted,
-        room: usize,
+        requested_partition: &RequestedPartition,
+        remaining_bytes: usize,
         first: bool,
     ) -> Result<(Arc<Partition>, Fetched), Refusal> {
-        let topic = want.topic.topic.as_ref().ok_or(want.topic.missing)?;
-        let partition = topic.copy(want.partition)?;
-        if partition.leading().is_none() && (self.rack.is_none() || !partition.follows()) {
+        let topic = requested_partition.topic.topic.as_ref().ok_or(requested_partition.topic.missing)?;
+        let partition = topic.replica(requested_partition.partition)?;
+        if partition.leading().is_none() && (self.rack.is_none() || !partition.is_follower()) {
             return Err(ErrorCode::NotLeaderOrFollower.into());
         }
         let epoch = partition.leader_epoch();
-        if want.current_leader_epoch >= 0 && want.current_leader_epoch != epoch {
-            let code = if want.current_leader_epoch < epoch {
+        if requested_partition.current_leader_epoch >= 0 && requested_partition.current_leader_epoch != epoch
+        {
+            let code = if requested_partition.current_leader_epoch < epoch {
                 ErrorCode::FencedLeaderEpoch
             } else {
                 ErrorCode::UnknownLeaderEpoch
             };
             return Err(Refusal { code, leader_epoch: epoch, diverging: None, nearer: None });
         }
-        if want.last_fetched_epoch >= 0 {
-            let (found, end) = partition.journal.end_offset_for_epoch(want.last_fetched_epoch);
-            if found != want.last_fetched_epoch || end < want.fetch_offset {
+        if requested_partition.last_fetched_epoch >= 0 {
+            let (found, end) = partition.journal.end_offset_for_epoch(requested_partition.last_fetched_epoch);
+            if found != requested_partition.last_fetched_epoch || end < requested_partition.fetch_offset {
                 let diverging = Some(EpochEndOffset { epoch: found, end_offset: end });
                 return Err(Refusal { code: ErrorCode::None, leader_epoch: epoch, diverging, nearer: None });
             }
         }
         if let Some(rack) = &self.rack
-            && let Some(nearer) = broker.nearer_replica(topic, &partition, rack, want.fetch_offset)
+            && let Some(nearer) =
+                broker.nearer_replica(topic, &partition, rack, requested_partition.fetch_offset)
         {
             return Err(Refusal { nearer: Some(nearer), ..ErrorCode::None.into() });
         }
-        let limit = usize::try_from(want.max_bytes).unwrap_or(0).min(room);
-        let mut fetched = partition.fetch(want.fetch_offset, limit, self.stable_only)?;
-        // Only the first records of an answer may be larger than the client allows, so that it gets anywhere.
+        let limit = usize::try_from(requested_partition.max_bytes).unwrap_or(0).min(remaining_bytes);
+        let mut fetched = partition.fetch(requested_partition.fetch_offset, limit, self.stable_only)?;
+        // Only the first records of a response may exceed the client's limit, so that the client makes progress.
         if !first && fetched.read.as_ref().is_some_and(|r| r.bytes > limit) {
             fetched.read = None;
             fetched.aborted.clear();
@@ -376,7 +395,7 @@ impl PendingFetch {
     fn partition_data(
         &self,
         broker: &Broker,
-        want: &Wanted,
+        requested_partition: &RequestedPartition,
         result: Result<(Arc<Partition>, Fetched), Refusal>,
         found: &mut Found,
     ) -> (PartitionData, Option<Vec<Chunk>>) {
@@ -384,14 +403,17 @@ impl PendingFetch {
             Ok((_, fetched)) => fetched,
             Err(refusal) => {
                 found.failed = true;
-                return (refused(broker, want, refusal, self.call.version, &mut found.response), None);
+                return (
+                    refused(broker, requested_partition, refusal, self.call.version, &mut found.response),
+                    None,
+                );
             }
         };
         let mut data = PartitionData {
-            partition_index: want.partition,
-            high_watermark: fetched.standing.high_watermark,
-            last_stable_offset: fetched.standing.last_stable,
-            log_start_offset: fetched.standing.log_start,
+            partition_index: requested_partition.partition,
+            high_watermark: fetched.offset_snapshot.high_watermark,
+            last_stable_offset: fetched.offset_snapshot.last_stable,
+            log_start_offset: fetched.offset_snapshot.log_start,
             records: Some(Records::Bytes(Bytes::new())),
             ..Default::default()
         };
@@ -408,16 +430,16 @@ impl PendingFetch {
         (data, Some(read.chunks))
     }
 
-    /// Writes the answer and, for a session, notes what the client knows now.
-    pub(crate) fn write(&mut self, broker: &Broker, out: &mut Writer) -> io::Result<()> {
-        let found = match self.answer.take() {
-            Some(Answer::Found(found)) => found,
-            Some(Answer::Kept) => {
-                let kept = self.kept.as_deref().unwrap_or_default();
-                out.push_copy_with(kept, CORRELATION, &self.call.correlation_id.to_be_bytes());
+    /// Writes the response and, for a session, records the sent offsets.
+    pub(crate) fn write(&mut self, broker: &Broker, out: &mut ResponseWriter) -> io::Result<()> {
+        let found = match self.outcome.take() {
+            Some(Outcome::Found(found)) => found,
+            Some(Outcome::EmptyResponse) => {
+                let empty_response = self.empty_response.as_deref().unwrap_or_default();
+                out.push_copy_with(empty_response, CORRELATION, &self.call.correlation_id.to_be_bytes());
                 return Ok(());
             }
-            None => return Err(io::Error::other("a fetch without an answer")),
+            None => return Err(io::Error::other("fetch completed without a response")),
         };
         broker.metrics.fetched_bytes.inc_by(found.bytes as u64);
         if let Target::Session { session, .. } = &self.plan {
@@ -430,16 +452,16 @@ impl PendingFetch {
     }
 }
 
-/// The bytes of records that are not in files.
+/// Size of the in-memory records.
 fn in_memory(chunks: &[Vec<Chunk>]) -> usize {
     let bytes = |chunk: &Chunk| if let Chunk::Mem(bytes) = chunk { bytes.len() } else { 0 };
     chunks.iter().flatten().map(bytes).sum()
 }
 
-/// Remembers what was told; partitions that got records go to the end of the line, so that all get their turn.
+/// Records the sent offsets in the session; partitions with records move to the end, so that all get their turn.
 fn note(session: &mut Session, response: &FetchResponse) {
     let mut served = hashbrown::HashSet::new();
-    let mut told = hashbrown::HashMap::new();
+    let mut sent_offsets = hashbrown::HashMap::new();
     for topic in &response.responses {
         for data in &topic.partitions {
             let key = (topic.topic_id.0, topic.topic.clone(), data.partition_index);
@@ -451,10 +473,10 @@ fn note(session: &mut Session, response: &FetchResponse) {
                 data.last_stable_offset,
                 data.log_start_offset,
             ));
-            told.insert(key, known);
+            sent_offsets.insert(key, known);
         }
     }
-    let key_of = |w: &Wanted| {
+    let key_of = |w: &RequestedPartition| {
         let name = if w.topic.id == [0; 16] {
             moim_wire_kafka::KString::from(&*w.topic.name)
         } else {
@@ -462,16 +484,16 @@ fn note(session: &mut Session, response: &FetchResponse) {
         };
         (w.topic.id, name, w.partition)
     };
-    for want in &mut session.wanted {
-        if let Some(known) = told.get(&key_of(want)) {
-            want.told = *known;
+    for requested_partition in &mut session.requested {
+        if let Some(known) = sent_offsets.get(&key_of(requested_partition)) {
+            requested_partition.sent_offsets = *known;
         }
     }
-    if !served.is_empty() && served.len() < session.wanted.len() {
+    if !served.is_empty() && served.len() < session.requested.len() {
         let (last, first): (Vec<_>, Vec<_>) =
-            session.wanted.drain(..).partition(|w| served.contains(&key_of(w)));
-        session.wanted.extend(first);
-        session.wanted.extend(last);
+            session.requested.drain(..).partition(|w| served.contains(&key_of(w)));
+        session.requested.extend(first);
+        session.requested.extend(last);
     }
 }
 
@@ -479,7 +501,7 @@ struct Refusal {
     code: ErrorCode,
     leader_epoch: i32,
     diverging: Option<EpochEndOffset>,
-    /// The replica in the client's rack that it should read from.
+    /// The preferred read replica in the client's rack.
     nearer: Option<BrokerId>,
 }
 
@@ -491,13 +513,13 @@ impl From<ErrorCode> for Refusal {
 
 fn refused(
     broker: &Broker,
-    want: &Wanted,
+    requested_partition: &RequestedPartition,
     refusal: Refusal,
     version: i16,
     response: &mut FetchResponse,
 ) -> PartitionData {
     let mut data = PartitionData {
-        partition_index: want.partition,
+        partition_index: requested_partition.partition,
         error_code: refusal.code as i16,
         high_watermark: -1,
         records: Some(Records::Bytes(Bytes::new())),
@@ -511,12 +533,18 @@ fn refused(
     }
     let leader = match refusal.code {
         ErrorCode::None => None,
-        ErrorCode::NotLeaderOrFollower => {
-            want.topic.topic.as_ref().and_then(|topic| broker.hint(topic, want.partition))
-        }
-        // A follower that knows better than the client sends it to the leader, a leader to itself.
+        ErrorCode::NotLeaderOrFollower => requested_partition
+            .topic
+            .topic
+            .as_ref()
+            .and_then(|topic| broker.leader_hint(topic, requested_partition.partition)),
+        // A follower with a newer leader epoch than the client's sends it to the leader, a leader to itself.
         _ if refusal.leader_epoch >= 0 => {
-            let elsewhere = want.topic.topic.as_ref().and_then(|topic| broker.hint(topic, want.partition));
+            let elsewhere = requested_partition
+                .topic
+                .topic
+                .as_ref()
+                .and_then(|topic| broker.leader_hint(topic, requested_partition.partition));
             Some(elsewhere.unwrap_or_else(|| (broker.me(), refusal.leader_epoch)))
         }
         _ => None,
@@ -530,7 +558,7 @@ fn refused(
     data
 }
 
-/// Names a broker once.
+/// Adds a broker endpoint to the response, once.
 pub(crate) fn add_endpoint(endpoints: &mut Vec<NodeEndpoint>, broker: LiveBroker) {
     if endpoints.iter().all(|known| known.node_id != broker.id.0) {
         endpoints.push(NodeEndpoint {
@@ -542,15 +570,23 @@ pub(crate) fn add_endpoint(endpoints: &mut Vec<NodeEndpoint>, broker: LiveBroker
     }
 }
 
-fn push(response: &mut FetchResponse, want: &Wanted, data: PartitionData) {
+fn push(response: &mut FetchResponse, requested_partition: &RequestedPartition, data: PartitionData) {
     let same = response.responses.last().is_some_and(|t| {
-        if want.topic.id == [0; 16] { *t.topic == *want.topic.name } else { t.topic_id.0 == want.topic.id }
+        if requested_partition.topic.id == [0; 16] {
+            *t.topic == *requested_partition.topic.name
+        } else {
+            t.topic_id.0 == requested_partition.topic.id
+        }
     });
     if !same {
-        let topic = if want.topic.id == [0; 16] { (&*want.topic.name).into() } else { Default::default() };
+        let topic = if requested_partition.topic.id == [0; 16] {
+            (&*requested_partition.topic.name).into()
+        } else {
+            Default::default()
+        };
         response.responses.push(FetchableTopicResponse {
             topic,
-            topic_id: Uuid(want.topic.id),
+            topic_id: Uuid(requested_partition.topic.id),
             partitions: Vec::new(),
         });
     }

@@ -1,5 +1,5 @@
-//! FindCoordinator: which broker looks after a group or a transactional id: the leader of the partition that keeps its
-//! state, once the topic of that partition exists.
+//! FindCoordinator: the coordinator of a group or a transactional id is the leader of the internal partition that
+//! holds its state, once that internal topic exists.
 
 use std::sync::Arc;
 
@@ -45,7 +45,7 @@ pub(crate) async fn handle(
 fn coordinator(broker: &Broker, key: KString, key_type: i8, ready: Result<(), ErrorCode>) -> Coordinator {
     let ready =
         if key.is_empty() && key_type == TRANSACTION { Err(ErrorCode::InvalidRequest) } else { ready };
-    let keeper = ready.and_then(|()| {
+    let coordinator_broker = ready.and_then(|()| {
         let leader = if key_type == TRANSACTION {
             broker.leader_of(TRANSACTIONS_TOPIC, broker.transactions.partition_of(&key))
         } else {
@@ -53,12 +53,12 @@ fn coordinator(broker: &Broker, key: KString, key_type: i8, ready: Result<(), Er
         };
         leader.ok_or(ErrorCode::CoordinatorNotAvailable)
     });
-    match keeper {
-        Ok(keeper) => Coordinator {
+    match coordinator_broker {
+        Ok(coordinator_broker) => Coordinator {
             key,
-            node_id: keeper.id.0,
-            host: keeper.host.into(),
-            port: i32::from(keeper.port),
+            node_id: coordinator_broker.id.0,
+            host: coordinator_broker.host.into(),
+            port: i32::from(coordinator_broker.port),
             error_message: None,
             ..Default::default()
         },

@@ -76,7 +76,7 @@ async fn alter(broker: &Broker, resource: &AlterConfigsResource, validate_only: 
     }
 }
 
-/// The settings of a topic after the changes.
+/// The topic's settings after the changes.
 fn change_all(
     broker: &Broker,
     current: &BTreeMap<String, String>,
@@ -102,7 +102,7 @@ fn unknown(name: &str) -> Refused {
     Refused::new(ErrorCode::InvalidConfig, format!("Unknown topic config name: {name}"))
 }
 
-/// The value after the change; nothing when the setting falls back to its default.
+/// The value after the change; `None` reverts to the default.
 fn changed(change: &AlterableConfig, setting: &Setting, current: &str) -> Result<Option<String>, Refused> {
     let given = || {
         change.value.as_deref().map(str::to_owned).ok_or_else(|| {
@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn a_number_is_no_list() {
+    fn append_to_a_non_list_setting_is_rejected() {
         let setting = config::topic_setting("retention.ms").unwrap();
         let change = AlterableConfig {
             name: "retention.ms".into(),

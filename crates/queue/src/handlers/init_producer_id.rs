@@ -35,7 +35,7 @@ async fn init(
 ) -> Result<(i64, i16), ErrorCode> {
     let fresh_id = broker.producer_ids.next().await?;
     let Some(transactional_id) = optional(request.transactional_id.as_ref()) else {
-        // An idempotent producer starts over under a new id; there is nothing to fence.
+        // An idempotent producer gets a new producer id; there is nothing to fence.
         return Ok((fresh_id, 0));
     };
     if transactional_id.is_empty() {

@@ -1,4 +1,4 @@
-//! JoinGroup.
+//! JoinGroup: passes a join to the group coordinator and waits for the next generation.
 
 use std::sync::Arc;
 
@@ -31,7 +31,7 @@ pub(crate) async fn handle(
         protocols: request
             .protocols
             .iter()
-            // Copied: group state outlives the request by far and must not keep its buffer alive.
+            // Copied: group state far outlives the request and must not pin its buffer.
             .map(|p| Protocol { name: shared(&p.name), metadata: bytes::Bytes::copy_from_slice(&p.metadata) })
             .collect(),
         require_known_member_id: context.version >= 4,

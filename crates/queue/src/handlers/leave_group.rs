@@ -38,7 +38,7 @@ pub(crate) async fn handle(
         Err(code) => return failed(code),
     };
     if context.version < 3 {
-        // One member, so its error is the answer's.
+        // There is one member, so its error is the response's error.
         let code = left
             .members
             .first()

@@ -1,4 +1,4 @@
-//! ListGroups.
+//! ListGroups: the groups this node coordinates, filtered by state and type.
 
 use std::sync::Arc;
 
@@ -19,7 +19,7 @@ pub(crate) async fn handle(
     };
     let mut groups: Vec<ListedGroup> = broker
         .groups
-        .look_at_all(|groups| groups.list(&filter))
+        .query_all(|groups| groups.list(&filter))
         .into_iter()
         .flatten()
         .map(|g| ListedGroup {

@@ -1,4 +1,4 @@
-//! ListOffsets: the offset of a moment, or of an end of the log.
+//! ListOffsets: the offset of a timestamp, of the log start or of the log end.
 
 use std::io;
 use std::sync::Arc;
@@ -12,9 +12,9 @@ use moim_wire_kafka::{ErrorCode, RequestHeader};
 
 use crate::broker::{Broker, DECOMPRESSION_BYTES};
 use crate::connection::Connection;
-use crate::dispatch::{Request, spawn_later};
+use crate::dispatch::{Request, spawn_async};
 use crate::partition::Partition;
-use crate::reply::Call;
+use crate::response_writer::Call;
 
 /// The first version whose clients know OFFSET_NOT_AVAILABLE.
 const KNOWS_NOT_AVAILABLE: i16 = 5;
@@ -25,8 +25,7 @@ const MAX_TIMESTAMP: i64 = -3;
 const EARLIEST_LOCAL: i64 = -4;
 const LATEST_TIERED: i64 = -5;
 
-/// Serves a request at once if it asks for ends only; a moment is looked for in batches, which are read and decompressed
-/// elsewhere.
+/// Responds at once to log start and log end lookups; a timestamp lookup reads and decompresses batches off the loop.
 pub(crate) fn dispatch(
     connection: &mut Connection,
     call: Call,
@@ -35,22 +34,23 @@ pub(crate) fn dispatch(
 ) -> io::Result<()> {
     let mut wanted = request.topics.iter().flat_map(|topic| &topic.partitions).map(|p| p.timestamp);
     if wanted.any(|timestamp| timestamp >= 0 || timestamp == MAX_TIMESTAMP) {
-        spawn_later(connection, call, header, request, search);
+        spawn_async(connection, call, header, request, search);
         return Ok(());
     }
     let response = handle(&connection.broker, request, call.version);
-    connection.answer(call, &response)
+    connection.respond(call, &response)
 }
 
 async fn search(broker: Arc<Broker>, request: ListOffsetsRequest, by: Request) -> ListOffsetsResponse {
     let topics = request.topics.clone();
-    // It waits while others decompress as much as all may.
+    // Waits while other requests use the whole decompression layer.
     let memory = broker.decompression.take(DECOMPRESSION_BYTES.min(broker.decompression.limit())).await;
     let searched = offload(move || Ok(handle(&broker, request, by.version))).await;
     drop(memory);
     searched.unwrap_or_else(|_| {
-        let failed =
-            |p: &ListOffsetsPartition| answer(p.partition_index, Err(ErrorCode::UnknownServerError), 0);
+        let failed = |p: &ListOffsetsPartition| {
+            partition_response(p.partition_index, Err(ErrorCode::UnknownServerError), 0)
+        };
         let topics = topics.into_iter().map(|topic| ListOffsetsTopicResponse {
             partitions: topic.partitions.iter().map(failed).collect(),
             name: topic.name,
@@ -70,8 +70,8 @@ fn handle(broker: &Broker, request: ListOffsetsRequest, version: i16) -> ListOff
                 .iter()
                 .map(|wanted| {
                     let partition = broker.topics.partition(&topic.name, wanted.partition_index);
-                    let found = partition.and_then(|p| look(&p, wanted, stable_only, version));
-                    answer(wanted.partition_index, found, version)
+                    let found = partition.and_then(|p| find_offset(&p, wanted, stable_only, version));
+                    partition_response(wanted.partition_index, found, version)
                 })
                 .collect();
             ListOffsetsTopicResponse { name: topic.name, partitions }
@@ -86,7 +86,7 @@ struct Found {
     leader_epoch: i32,
 }
 
-fn answer(
+fn partition_response(
     partition_index: i32,
     found: Result<Found, ErrorCode>,
     version: i16,
@@ -105,7 +105,7 @@ fn answer(
     }
 }
 
-fn look(
+fn find_offset(
     partition: &Partition,
     wanted: &ListOffsetsPartition,
     stable_only: bool,
@@ -116,10 +116,17 @@ fn look(
         let fenced = wanted.current_leader_epoch < epoch;
         return Err(if fenced { ErrorCode::FencedLeaderEpoch } else { ErrorCode::UnknownLeaderEpoch });
     }
-    if wanted.timestamp != EARLIEST && wanted.timestamp != EARLIEST_LOCAL && !partition.knows_the_end() {
-        // A new leader that has not heard yet how far its predecessor was.
-        let told = version >= KNOWS_NOT_AVAILABLE;
-        return Err(if told { ErrorCode::OffsetNotAvailable } else { ErrorCode::LeaderNotAvailable });
+    if wanted.timestamp != EARLIEST
+        && wanted.timestamp != EARLIEST_LOCAL
+        && !partition.has_committed_in_epoch()
+    {
+        // A new leader whose high watermark has not reached its leader epoch's start.
+        let knows_not_available = version >= KNOWS_NOT_AVAILABLE;
+        return Err(if knows_not_available {
+            ErrorCode::OffsetNotAvailable
+        } else {
+            ErrorCode::LeaderNotAvailable
+        });
     }
     let at = |offset: i64| Found { timestamp: -1, offset, leader_epoch: partition.epoch_at(offset) };
     let visible = if stable_only { partition.last_stable() } else { partition.high_watermark() };
@@ -127,13 +134,13 @@ fn look(
         LATEST => Ok(Found { timestamp: -1, offset: visible, leader_epoch: epoch }),
         EARLIEST => Ok(at(partition.journal.start())),
         EARLIEST_LOCAL if version >= 8 => Ok(at(partition.journal.start())),
-        // There is no tier but this disk.
+        // There is no tiered storage.
         LATEST_TIERED if version >= 9 => Ok(Found { timestamp: -1, offset: -1, leader_epoch: -1 }),
-        MAX_TIMESTAMP if version >= 7 => Ok(match partition.newest(visible)? {
+        MAX_TIMESTAMP if version >= 7 => Ok(match partition.max_timestamp_record(visible)? {
             Some((timestamp, offset)) => Found { timestamp, ..at(offset) },
             None => Found { timestamp: -1, offset: -1, leader_epoch: -1 },
         }),
-        moment if moment >= 0 => Ok(match partition.first_since(moment, visible)? {
+        moment if moment >= 0 => Ok(match partition.first_at_or_after(moment, visible)? {
             Some((timestamp, offset)) => Found { timestamp, ..at(offset) },
             None => Found { timestamp: -1, offset: -1, leader_epoch: -1 },
         }),

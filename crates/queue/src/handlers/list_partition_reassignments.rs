@@ -1,4 +1,4 @@
-//! ListPartitionReassignments: the moves under way, as the records of the partitions say.
+//! ListPartitionReassignments: the ongoing reassignments, from the partition registrations.
 
 use moim_base::BrokerId;
 use moim_wire_kafka::messages::list_partition_reassignments::{
@@ -7,7 +7,7 @@ use moim_wire_kafka::messages::list_partition_reassignments::{
 };
 
 use crate::broker::Broker;
-use crate::topics::{Seat, Topic};
+use crate::topics::{PartitionEntry, Topic};
 
 pub(crate) fn handle(
     broker: &Broker,
@@ -27,18 +27,19 @@ pub(crate) fn handle(
 }
 
 fn of_topic(topic: &Topic, wanted: Option<&[i32]>) -> Option<OngoingTopicReassignment> {
-    let seats = topic.seats.load();
-    let asked = |seat: &&std::sync::Arc<Seat>| wanted.is_none_or(|w| w.contains(&seat.index));
-    let partitions: Vec<_> = seats.iter().filter(asked).filter_map(|seat| of_partition(seat)).collect();
+    let partitions = topic.partitions.load();
+    let asked = |entry: &&std::sync::Arc<PartitionEntry>| wanted.is_none_or(|w| w.contains(&entry.index));
+    let partitions: Vec<_> =
+        partitions.iter().filter(asked).filter_map(|entry| of_partition(entry)).collect();
     (!partitions.is_empty()).then(|| OngoingTopicReassignment { name: (&*topic.name).into(), partitions })
 }
 
-fn of_partition(seat: &Seat) -> Option<OngoingPartitionReassignment> {
+fn of_partition(entry: &PartitionEntry) -> Option<OngoingPartitionReassignment> {
     let numbers = |nodes: &[BrokerId]| nodes.iter().map(|node| node.0).collect();
-    let place = seat.place();
-    let record = place.record().filter(|record| record.is_moving())?;
+    let registration = entry.registration();
+    let record = registration.record().filter(|record| record.is_moving())?;
     Some(OngoingPartitionReassignment {
-        partition_index: seat.index,
+        partition_index: entry.index,
         replicas: numbers(&record.replicas),
         adding_replicas: numbers(&record.adding),
         removing_replicas: numbers(&record.removing),

@@ -1,4 +1,4 @@
-//! ListTransactions.
+//! ListTransactions: the transactional ids this node coordinates, filtered by state, producer and duration.
 
 use moim_wire_kafka::messages::list_transactions::{
     ListTransactionsRequest, ListTransactionsResponse, TransactionState,
@@ -19,7 +19,7 @@ pub(crate) fn handle(
     };
     let now_ms = broker.clock.monotonic_ms();
     let mut response = ListTransactionsResponse::default();
-    for listed in broker.transactions.look_at_all(|c| c.list(now_ms, &filter)) {
+    for listed in broker.transactions.query_all(|c| c.list(now_ms, &filter)) {
         match listed {
             Ok((transactions, unknown)) => {
                 response.unknown_state_filters = unknown.into_iter().map(Into::into).collect();

@@ -1,5 +1,5 @@
-//! Metadata: which topics there are and who leads their partitions. Asking for a topic that does not exist
-//! makes it, where both the client and the broker allow that.
+//! Metadata: topics, partitions and their leaders. A request for an unknown topic creates it, where both the client
+//! and the broker allow auto-creation.
 
 use std::io;
 use std::sync::Arc;
@@ -14,10 +14,10 @@ use crate::broker::Broker;
 use crate::brokers::{LiveBroker, is_live};
 use crate::connection::Connection;
 use crate::dispatch::{self, Request};
-use crate::reply::Call;
-use crate::topics::{self, NewTopic, Seat, Topic};
+use crate::response_writer::Call;
+use crate::topics::{self, NewTopic, PartitionEntry, Topic};
 
-/// Answers at once unless a topic must be made first.
+/// Responds at once unless a topic must be created first.
 pub(crate) fn dispatch(
     connection: &mut Connection,
     call: Call,
@@ -26,9 +26,9 @@ pub(crate) fn dispatch(
 ) -> io::Result<()> {
     if missing(&connection.broker, &request, call.version).is_empty() {
         let response = respond(&connection.broker, &request, call.version);
-        return connection.answer(call, &response);
+        return connection.respond(call, &response);
     }
-    dispatch::spawn_later(connection, call, header, request, handle);
+    dispatch::spawn_async(connection, call, header, request, handle);
     Ok(())
 }
 
@@ -39,7 +39,7 @@ async fn handle(broker: Arc<Broker>, request: MetadataRequest, context: Request)
     respond(&broker, &request, context.version)
 }
 
-/// Makes a topic because somebody asked for it. The answer that follows shows whether it worked.
+/// Auto-creates a topic. The response shows whether it succeeded.
 pub(crate) async fn auto_create(broker: &Broker, name: &str) {
     let new = NewTopic {
         name: name.to_owned(),
@@ -51,11 +51,11 @@ pub(crate) async fn auto_create(broker: &Broker, name: &str) {
     if let Err(refused) = broker.create_topic(new).await
         && refused.code != ErrorCode::TopicAlreadyExists
     {
-        tracing::warn!(topic = name, code = refused.code.name(), "could not make a topic on demand");
+        tracing::warn!(topic = name, code = refused.code.name(), "topic auto-creation failed");
     }
 }
 
-/// The topics to be made for this request.
+/// The topics to auto-create for this request.
 fn missing(broker: &Broker, request: &MetadataRequest, version: i16) -> Vec<String> {
     if !broker.options.auto_create_topics || (version >= 4 && !request.allow_auto_topic_creation) {
         return Vec::new();
@@ -109,7 +109,7 @@ fn respond(broker: &Broker, request: &MetadataRequest, version: i16) -> Metadata
     .with_topic_operations(request.include_topic_authorized_operations)
 }
 
-/// Everything is allowed while there is no authentication: a bit per operation (CREATE 5, DESCRIBE 8, …).
+/// Without authorization everything is allowed: one bit per operation (CREATE 5, DESCRIBE 8, …).
 pub(crate) const ALL_CLUSTER_OPERATIONS: i32 =
     1 << 5 | 1 << 7 | 1 << 8 | 1 << 9 | 1 << 10 | 1 << 11 | 1 << 12;
 pub(crate) const ALL_TOPIC_OPERATIONS: i32 =
@@ -162,7 +162,7 @@ fn find(
 }
 
 fn describe(topic: &Topic, live: &[LiveBroker], version: i16) -> MetadataResponseTopic {
-    let partitions = topic.seats.load().iter().map(|seat| partition(seat, live, version)).collect();
+    let partitions = topic.partitions.load().iter().map(|entry| partition(entry, live, version)).collect();
     MetadataResponseTopic {
         name: Some((&*topic.name).into()),
         topic_id: Uuid(topic.id.to_bytes()),
@@ -172,20 +172,24 @@ fn describe(topic: &Topic, live: &[LiveBroker], version: i16) -> MetadataRespons
     }
 }
 
-/// A partition whose leader does not run has none.
-pub(crate) fn partition(seat: &Seat, live: &[LiveBroker], version: i16) -> MetadataResponsePartition {
-    let place = seat.place();
-    let leader = place.leader().filter(|leader| is_live(live, leader.0));
-    let replica_nodes = place.replicas();
+/// The metadata of a partition; one whose leader is not live has no leader.
+pub(crate) fn partition(
+    entry: &PartitionEntry,
+    live: &[LiveBroker],
+    version: i16,
+) -> MetadataResponsePartition {
+    let registration = entry.registration();
+    let leader = registration.leader().filter(|leader| is_live(live, leader.0));
+    let replica_nodes = registration.replicas();
     let offline: Vec<i32> = replica_nodes.iter().copied().filter(|node| !is_live(live, *node)).collect();
     let gone = leader.is_none();
     MetadataResponsePartition {
         error_code: if gone { ErrorCode::LeaderNotAvailable as i16 } else { 0 },
-        partition_index: seat.index,
+        partition_index: entry.index,
         leader_id: leader.map_or(-1, |leader| leader.0),
-        leader_epoch: place.leader_epoch(),
+        leader_epoch: registration.leader_epoch(),
         replica_nodes,
-        isr_nodes: place.in_sync(),
+        isr_nodes: registration.in_sync(),
         offline_replicas: if version >= 5 { offline } else { Vec::new() },
     }
 }

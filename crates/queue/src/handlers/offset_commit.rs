@@ -1,4 +1,4 @@
-//! OffsetCommit: answered when the offsets are as safe as any record.
+//! OffsetCommit: responds when the offsets are committed, with the durability of any record.
 
 use std::sync::Arc;
 
@@ -23,7 +23,7 @@ pub(crate) async fn handle(
     let mut unknown = Vec::new();
     let mut topics = Vec::with_capacity(request.topics.len());
     for topic in &request.topics {
-        let (good, bad) = sort_out(&broker, topic);
+        let (good, bad) = split_known(&broker, topic);
         topics.extend(good);
         unknown.extend(bad);
     }
@@ -52,8 +52,11 @@ pub(crate) async fn handle(
     OffsetCommitResponse { topics: merge(committed, unknown), ..Default::default() }
 }
 
-/// Partitions that exist are committed; the others are refused one by one.
-fn sort_out(broker: &Broker, topic: &OffsetCommitRequestTopic) -> (Option<CommitTopic>, Option<TopicErrors>) {
+/// Splits a topic into existing partitions, which are committed, and unknown ones, which are rejected one by one.
+fn split_known(
+    broker: &Broker,
+    topic: &OffsetCommitRequestTopic,
+) -> (Option<CommitTopic>, Option<TopicErrors>) {
     let exists = broker.topics.get(&topic.name);
     let (mut good, mut bad) = (Vec::new(), Vec::new());
     for p in &topic.partitions {

@@ -1,4 +1,4 @@
-//! OffsetDelete: forgets what a group committed for some partitions.
+//! OffsetDelete: deletes a group's committed offsets of some partitions.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! OffsetFetch: what a group has committed, for one group or (versions 8+) for several.
+//! OffsetFetch: committed offsets, for one group or (versions 8+) for several.
 
 use std::sync::Arc;
 
@@ -39,15 +39,16 @@ pub(crate) async fn handle(
     single(fetch(&broker, OffsetFetch { group: shared(&request.group_id), topics, require_stable }).await)
 }
 
-/// Whoever wants to hear of nothing that may still change wants to hear of nothing that has, either.
+/// A `require_stable` fetch also confirms the coordinator's leadership, because stale offsets would be as wrong as
+/// unstable ones.
 async fn fetch(broker: &Broker, wanted: OffsetFetch) -> FetchedGroup {
     let group = Arc::clone(&wanted.group);
     if wanted.require_stable
-        && let Err(error) = broker.groups.confirm(broker, &group).await
+        && let Err(error) = broker.groups.confirm_leadership(broker, &group).await
     {
         return FetchedGroup { group, error, topics: Vec::new() };
     }
-    let fetched = broker.groups.look(broker, &group, |groups| groups.offset_fetch(&wanted));
+    let fetched = broker.groups.query(broker, &group, |groups| groups.offset_fetch(&wanted));
     fetched.unwrap_or_else(|error| FetchedGroup { group, error, topics: Vec::new() })
 }
 

@@ -1,5 +1,4 @@
-//! OffsetForLeaderEpoch: where a leadership ended, so that a client or follower can tell whether its log and
-//! this one are the same up to there.
+//! OffsetForLeaderEpoch: the end offset of a leader epoch, so that a client or follower can detect log divergence.
 
 use moim_wire_kafka::ErrorCode;
 use moim_wire_kafka::messages::offset_for_leader_epoch::{
@@ -15,23 +14,23 @@ pub(crate) fn handle(
 ) -> OffsetForLeaderEpochResponse {
     let topics = request.topics.into_iter().map(|topic| {
         let partitions = topic.partitions.iter().map(|wanted| {
-            let mut answer = EpochEndOffset { partition: wanted.partition, ..Default::default() };
+            let mut response = EpochEndOffset { partition: wanted.partition, ..Default::default() };
             match broker.topics.partition(&topic.topic, wanted.partition) {
-                Err(code) => answer.error_code = code as i16,
+                Err(code) => response.error_code = code as i16,
                 Ok(partition) => {
                     let ours = partition.leader_epoch();
                     let theirs = wanted.current_leader_epoch;
                     if theirs >= 0 && theirs < ours {
-                        answer.error_code = ErrorCode::FencedLeaderEpoch as i16;
+                        response.error_code = ErrorCode::FencedLeaderEpoch as i16;
                     } else if theirs > ours {
-                        answer.error_code = ErrorCode::UnknownLeaderEpoch as i16;
+                        response.error_code = ErrorCode::UnknownLeaderEpoch as i16;
                     } else {
-                        (answer.leader_epoch, answer.end_offset) =
+                        (response.leader_epoch, response.end_offset) =
                             partition.end_of_epoch(wanted.leader_epoch);
                     }
                 }
             }
-            answer
+            response
         });
         OffsetForLeaderTopicResult { topic: topic.topic.clone(), partitions: partitions.collect() }
     });

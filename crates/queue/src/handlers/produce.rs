@@ -1,7 +1,8 @@
-//! Produce: appends each batch to its partition and answers when all are committed.
+//! Produce: appends each batch to its partition and responds when all are committed.
 //!
-//! Every partition of the request fails or succeeds on its own. `acks=0` gets no answer, `acks=1` one when the leader has
-//! the records on stable storage (or written, under `durability=replicated`), `acks=all` when the whole in-sync set has.
+//! Every partition of the request succeeds or fails on its own. `acks=0` has no response, `acks=1` responds when the
+//! leader has the records on stable storage (or written, under `durability=replicated`), `acks=all` when the whole
+//! in-sync set has.
 
 use std::cell::Cell;
 use std::io;
@@ -22,80 +23,80 @@ use moim_wire_kafka::records::BatchHeader;
 use moim_wire_kafka::{ErrorCode, Records};
 
 use crate::broker::{Broker, DECOMPRESSION_BYTES};
-use crate::connection::{Connection, PendingProduce, Slot};
+use crate::connection::{Connection, PendingProduce, QueuedResponse};
 use crate::handlers::fetch::add_endpoint;
 use crate::loops::{Wake, lock};
 use crate::partition::{
-    Ack, Appended, FromClient, NotAppended, Partition, PendingAcks, Refused, VerificationGuard, batch_info,
-    compression_allowed,
+    Ack, Appended, DelayedProduce, FromClient, NotAppended, Partition, Refused, VerificationGuard,
+    batch_info, compression_allowed,
 };
-use crate::reply::Call;
+use crate::response_writer::Call;
 use crate::topics::Topic;
 use crate::transactions::verification_error;
 
-/// The first version whose clients know the error that says: abort this transaction and go on.
+/// The first version whose clients know TRANSACTION_ABORTABLE.
 const KNOWS_ABORTABLE: i16 = 11;
 
-/// The first version whose clients do not announce the partitions of a transaction: the broker adds them (transaction
-/// version 2).
+/// The first version whose clients send no AddPartitionsToTxn: the broker adds the partitions (transaction version
+/// 2).
 const ADDS_PARTITIONS: i16 = 12;
 
-/// The first version that can tell a client who leads a partition.
+/// The first version with the current leader in the response.
 const LEADER_HINTS: i16 = 10;
 
-/// Compressed batches of this size and more are not even begun on the event loop.
+/// Compressed batches of at least this size are never validated on the event loop.
 const HEAVY_BYTES: usize = 32 << 10;
 
-/// What an event loop does for one request, in bytes of records to decompress and look at: about a millisecond. How much a
-/// batch takes is known when it was done: a few KiB may hold a hundred MiB. One that takes more is done elsewhere, and the
-/// rest of its request with it.
+/// Work budget of an event loop for one request, in record bytes to decompress and validate: about a millisecond. The
+/// cost of a batch is known only after decompression: a few KiB may hold a hundred MiB. A batch that exceeds the
+/// budget is handled off the loop, with the rest of its request.
 const LOOP_WORK: usize = 512 << 10;
 
-/// What a thread off the loop decompresses of a request without asking for memory. There are two such threads per loop.
+/// Work of an off-loop thread for a request without a memory permit. There are two such threads per loop.
 const UNCOUNTED_WORK: usize = 8 << 20;
 
-/// Serves one request. Its batches are appended before the next request of the connection is looked at.
+/// Serves one request. Its batches are appended before the next request of the connection is handled.
 pub(crate) fn handle(connection: &mut Connection, call: Call, request: ProduceRequest) -> io::Result<()> {
     let broker = Arc::clone(&connection.broker);
     let wake = Arc::clone(&connection.wake);
     if let Some(id) = &request.transactional_id
-        && (broker.transactions.is_elsewhere(id) || adds_partitions(&broker, &request, call.version))
+        && (broker.transactions.may_be_remote(id) || adds_partitions(&broker, &request, call.version))
     {
-        return ask_first(connection, call, request);
+        return verify_then_append(connection, call, request);
     }
     let mut appender = Appender::new(&wake, call, request);
-    if appender.is_heavy() || !appender.run(&broker, &Verdicts::new(), LOOP_WORK) {
-        let deferred = Deferred::new();
-        connection.wait_appending(Arc::clone(&deferred));
-        // Until it is appended the request counts as one that is being received: many may stand in line.
-        let held = connection.take_permit();
+    if appender.is_heavy() || !appender.run(&broker, &Verifications::new(), LOOP_WORK) {
+        let off_loop = OffLoopAppend::new();
+        connection.enqueue_appending(Arc::clone(&off_loop));
+        // Until it is appended, the request counts as being received: many may be queued.
+        let request_permit = connection.take_permit();
         tokio::task::spawn_blocking(move || {
-            appender.run_off_loop(&broker, &Verdicts::new());
-            deferred.set(appender.finish(&broker));
-            drop(held);
+            appender.run_off_loop(&broker, &Verifications::new());
+            off_loop.set(appender.finish(&broker));
+            drop(request_permit);
             broker.loops.wake_one(&wake);
         });
         return Ok(());
     }
-    match appender.finish(&broker).settle(&broker) {
-        Settled::Silent { failed } => {
+    match appender.finish(&broker).outcome(&broker) {
+        ProduceOutcome::Silent { failed } => {
             if failed {
                 connection.close();
             }
             Ok(())
         }
-        Settled::Answer(call, response) => connection.answer(call, &response),
-        Settled::Wait(pending) => {
-            connection.wait(Slot::Produce(pending));
+        ProduceOutcome::Response(call, response) => connection.respond(call, &response),
+        ProduceOutcome::Wait(pending) => {
+            connection.enqueue(QueuedResponse::Produce(pending));
             Ok(())
         }
     }
 }
 
-/// What the coordinator of a transaction said of its partitions.
-type Verdicts = HashMap<(Arc<str>, i32), Result<VerificationGuard, ErrorCode>>;
+/// The transaction coordinator's verification by partition.
+type Verifications = HashMap<(Arc<str>, i32), Result<VerificationGuard, ErrorCode>>;
 
-/// Whether the request begins its transaction in a partition, which the coordinator must then write down first.
+/// True if the request begins its transaction in a partition, which the coordinator must then add first.
 fn adds_partitions(broker: &Broker, request: &ProduceRequest, version: i16) -> bool {
     version >= ADDS_PARTITIONS
         && request.topic_data.iter().any(|data| {
@@ -115,37 +116,37 @@ fn transactional_header(data: &PartitionProduceData) -> Option<BatchHeader> {
     header.filter(BatchHeader::is_transactional)
 }
 
-/// Serves a request of a transaction that another broker looks after: first it is asked, then the batches are appended.
-/// The next request of the connection waits, as behind any that is appended off the loop.
-fn ask_first(connection: &mut Connection, call: Call, request: ProduceRequest) -> io::Result<()> {
+/// Serves a request whose transaction must be verified by a remote coordinator: first the verification, then the
+/// append. The next request of the connection waits, as after any off-loop append.
+fn verify_then_append(connection: &mut Connection, call: Call, request: ProduceRequest) -> io::Result<()> {
     let (broker, wake) = (Arc::clone(&connection.broker), Arc::clone(&connection.wake));
-    let deferred = Deferred::new();
-    connection.wait_appending(Arc::clone(&deferred));
-    let held = connection.take_permit();
+    let off_loop = OffLoopAppend::new();
+    connection.enqueue_appending(Arc::clone(&off_loop));
+    let request_permit = connection.take_permit();
     let scope = broker.scope.clone();
     scope.spawn("produce", async move {
-        let verdicts = ask(&broker, &request, call.version).await;
+        let verifications = verify_partitions(&broker, &request, call.version).await;
         let (appender, woken) = (Arc::clone(&broker), Arc::clone(&wake));
         let append = move || {
             let mut appending = Appender::new(&woken, call, request);
-            appending.run_off_loop(&appender, &verdicts);
+            appending.run_off_loop(&appender, &verifications);
             appending.finish(&appender)
         };
-        // Compressed batches are slow to check, and this is not worth two ways.
+        // Compressed batches are slow to validate, and one code path is enough here.
         match tokio::task::spawn_blocking(append).await {
-            Ok(produced) => deferred.set(produced),
-            Err(error) => tracing::error!(%error, "a produce was given up"),
+            Ok(produced) => off_loop.set(produced),
+            Err(error) => tracing::error!(%error, "produce append task failed"),
         }
-        drop(held);
+        drop(request_permit);
         broker.loops.wake_one(&wake);
     });
     Ok(())
 }
 
-/// Asks the coordinator about every partition in which the transaction is not open yet.
-async fn ask(broker: &Broker, request: &ProduceRequest, version: i16) -> Verdicts {
-    let mut verdicts = Verdicts::new();
-    let mut asked = Vec::new();
+/// Verifies every partition in which the transaction is not open yet with the coordinator.
+async fn verify_partitions(broker: &Broker, request: &ProduceRequest, version: i16) -> Verifications {
+    let mut verifications = Verifications::new();
+    let mut unverified = Vec::new();
     let mut producer = None;
     for topic_data in &request.topic_data {
         let Some(topic) = find_topic(broker, topic_data, version) else { continue };
@@ -155,22 +156,23 @@ async fn ask(broker: &Broker, request: &ProduceRequest, version: i16) -> Verdict
             let of = (header.producer_id, header.producer_epoch);
             let Some(guard) = partition.begin_verification(of, header.base_sequence) else { continue };
             if *producer.get_or_insert(of) == of {
-                asked.push((Arc::clone(&topic.name), data.index, guard));
+                unverified.push((Arc::clone(&topic.name), data.index, guard));
             }
         }
     }
     if let (Some(id), Some(producer)) = (&request.transactional_id, producer) {
-        let partitions: Vec<(&str, i32)> = asked.iter().map(|(topic, index, _)| (&**topic, *index)).collect();
-        let answers = if version >= ADDS_PARTITIONS {
+        let partitions: Vec<(&str, i32)> =
+            unverified.iter().map(|(topic, index, _)| (&**topic, *index)).collect();
+        let results = if version >= ADDS_PARTITIONS {
             broker.transactions.add_anywhere(broker, id, producer, &partitions).await
         } else {
             broker.transactions.verify_anywhere(broker, id, producer, &partitions).await
         };
-        for ((topic, index, guard), answer) in asked.into_iter().zip(answers) {
-            verdicts.insert((topic, index), answer.map(|epoch| guard.verified(epoch)));
+        for ((topic, index, guard), result) in unverified.into_iter().zip(results) {
+            verifications.insert((topic, index), result.map(|epoch| guard.verified(epoch)));
         }
     }
-    verdicts
+    verifications
 }
 
 fn find_topic(broker: &Broker, data: &TopicProduceData, version: i16) -> Option<Arc<Topic>> {
@@ -185,42 +187,42 @@ fn find_topic(broker: &Broker, data: &TopicProduceData, version: i16) -> Option<
 pub(crate) struct Produced {
     call: Call,
     response: ProduceResponse,
-    acks: Arc<PendingAcks>,
+    acks: Arc<DelayedProduce>,
     deadline: Instant,
-    wants_answer: bool,
+    wants_response: bool,
     failed: bool,
 }
 
-/// What a produced request waits for.
-pub(crate) enum Settled {
-    /// The client asked for no answer; if something failed, a closed connection is the only way to tell it.
+/// What an appended request waits for.
+pub(crate) enum ProduceOutcome {
+    /// `acks=0`: no response; on an error, closing the connection is the only signal to the client.
     Silent {
         failed: bool,
     },
-    Answer(Call, ProduceResponse),
+    Response(Call, ProduceResponse),
     Wait(Box<PendingProduce>),
 }
 
 impl Produced {
-    pub(crate) fn settle(mut self, broker: &Broker) -> Settled {
-        if !self.wants_answer {
-            return Settled::Silent { failed: self.failed };
+    pub(crate) fn outcome(mut self, broker: &Broker) -> ProduceOutcome {
+        if !self.wants_response {
+            return ProduceOutcome::Silent { failed: self.failed };
         }
         if self.acks.release() {
             finish(broker, self.call.version, &mut self.response, &self.acks);
-            return Settled::Answer(self.call, self.response);
+            return ProduceOutcome::Response(self.call, self.response);
         }
         let Self { call, response, acks, deadline, .. } = self;
-        Settled::Wait(Box::new(PendingProduce { call, response, acks, deadline }))
+        ProduceOutcome::Wait(Box::new(PendingProduce { call, response, acks, deadline }))
     }
 }
 
-/// The place where a request that is appended off the loop comes back.
-pub(crate) struct Deferred {
+/// The slot through which an off-loop append returns its result.
+pub(crate) struct OffLoopAppend {
     produced: Mutex<Option<Produced>>,
 }
 
-impl Deferred {
+impl OffLoopAppend {
     fn new() -> Arc<Self> {
         Arc::new(Self { produced: Mutex::new(None) })
     }
@@ -238,12 +240,12 @@ impl Deferred {
     }
 }
 
-/// Appends the batches of a request, one after the other, with a pause where the thread has to leave off.
+/// Appends the batches of a request in order; stops when the thread's work budget is exhausted.
 struct Appender {
     call: Call,
     request: ProduceRequest,
-    acks: Arc<PendingAcks>,
-    /// The partition that comes next: its topic and its place in it, and its place in the request.
+    acks: Arc<DelayedProduce>,
+    /// The next partition: its topic, its index in the topic, and its index in the request.
     next: (usize, usize),
     at: usize,
     responses: Vec<TopicProduceResponse>,
@@ -258,7 +260,7 @@ impl Appender {
         let first = request.topic_data.first().map_or(0, |t| t.partition_data.len());
         Self {
             call,
-            acks: PendingAcks::new(Arc::clone(wake), partitions),
+            acks: DelayedProduce::new(Arc::clone(wake), partitions),
             next: (0, 0),
             at: 0,
             responses: Vec::with_capacity(request.topic_data.len()),
@@ -269,18 +271,18 @@ impl Appender {
         }
     }
 
-    /// Whether it is known beforehand that an event loop has no time for it.
+    /// True if the request is known to exceed the event loop's work budget.
     fn is_heavy(&self) -> bool {
         let batches = self.request.topic_data.iter().flat_map(|t| &t.partition_data);
         let compressed = batches.filter_map(|p| p.records.as_ref()?.bytes()).filter(|batch| {
-            // The low three bits of the attributes name the codec.
+            // The low three bits of the attributes are the codec.
             batch.get(22).is_some_and(|attributes| attributes & 7 != 0)
         });
         compressed.map(Bytes::len).sum::<usize>() >= HEAVY_BYTES
     }
 
-    /// Appends until all is done, or as far as `work` bytes of records go; false when there is more to do.
-    fn run(&mut self, broker: &Broker, verdicts: &Verdicts, work: usize) -> bool {
+    /// Appends until all batches are done or the `work` budget is exhausted; false if there are more.
+    fn run(&mut self, broker: &Broker, verifications: &Verifications, work: usize) -> bool {
         let work = Cell::new(work);
         let version = self.call.version;
         let unknown =
@@ -291,11 +293,11 @@ impl Appender {
                 let appended = match &topic {
                     _ if !matches!(self.request.acks, -1..=1) => Err(ErrorCode::InvalidRequiredAcks.into()),
                     None => {
-                        turn_away(broker, (&topic_data.name, None), data, unknown);
+                        note_early_batch(broker, (&topic_data.name, None), data, unknown);
                         Err(unknown.into())
                     }
                     Some(topic) => {
-                        let transaction = (self.request.transactional_id.as_deref(), verdicts);
+                        let transaction = (self.request.transactional_id.as_deref(), verifications);
                         append(broker, topic, data, (version, self.request.acks), transaction, &work)
                     }
                 };
@@ -315,13 +317,13 @@ impl Appender {
                 }
                 let mut response = partition_response(data.index, appended, version);
                 if let Some(topic) = &topic {
-                    add_hint(broker, topic, version, &mut response, &mut self.node_endpoints);
+                    add_leader_hint(broker, topic, version, &mut response, &mut self.node_endpoints);
                 }
                 self.partition_responses.push(response);
                 self.next.1 += 1;
                 self.at += 1;
             }
-            // Detached: an answer that waits for the disk must not keep the whole request in memory.
+            // Detached: a response that waits for the disk must not pin the whole request in memory.
             let (name, topic_id) = (topic_data.name.clone().detach(), topic_data.topic_id);
             let more = self.request.topic_data.get(self.next.0 + 1).map_or(0, |t| t.partition_data.len());
             let partition_responses =
@@ -332,17 +334,18 @@ impl Appender {
         true
     }
 
-    /// Appends the rest, on a thread that has time. A batch that inflates to more than [`UNCOUNTED_WORK`] waits for memory,
-    /// and holds it until the request is done. Never waits for ever: it holds no other memory that others wait for.
-    fn run_off_loop(&mut self, broker: &Broker, verdicts: &Verdicts) {
+    /// Appends the rest off the loop. A batch that decompresses to more than [`UNCOUNTED_WORK`] waits for a memory
+    /// permit, and holds it until the request is done. Cannot deadlock: it holds no other memory that other requests
+    /// wait for.
+    fn run_off_loop(&mut self, broker: &Broker, verifications: &Verifications) {
         loop {
             let before = self.at;
-            if self.run(broker, verdicts, UNCOUNTED_WORK) {
+            if self.run(broker, verifications, UNCOUNTED_WORK) {
                 return;
             }
             if self.at == before {
                 let _memory = decompression_permit(broker);
-                self.run(broker, verdicts, usize::MAX);
+                self.run(broker, verifications, usize::MAX);
                 return;
             }
         }
@@ -356,17 +359,17 @@ impl Appender {
             response: ProduceResponse { responses, node_endpoints, ..Default::default() },
             acks: self.acks,
             deadline: Instant::now() + Duration::from_millis(timeout_ms),
-            wants_answer: self.request.acks != 0,
+            wants_response: self.request.acks != 0,
             failed: self.failed,
         }
     }
 }
 
-/// Waits for the memory to decompress a batch of any size. Blocks.
+/// Waits for the memory to decompress a batch of maximum size. Blocks.
 fn decompression_permit(broker: &Broker) -> Option<Permit> {
     let bytes = DECOMPRESSION_BYTES.min(broker.decompression.limit());
     let runtime = tokio::runtime::Handle::try_current().ok()?;
-    // An error says that waiting does not help, which cannot be: no more than the limit is asked for.
+    // An error would mean that the request exceeds the limit, which cannot happen.
     runtime.block_on(broker.decompression.take(bytes)).ok()
 }
 
@@ -375,7 +378,7 @@ fn append(
     topic: &Topic,
     data: &PartitionProduceData,
     (version, acks): (i16, i16),
-    (transactional_id, verdicts): (Option<&str>, &Verdicts),
+    (transactional_id, verifications): (Option<&str>, &Verifications),
     work: &Cell<usize>,
 ) -> Result<(Arc<Partition>, Appended), NotAppended> {
     if topic.is_internal() {
@@ -383,18 +386,18 @@ fn append(
         return Err(Refused::new(ErrorCode::InvalidTopicException, why).into());
     }
     let partition = topic.partition(data.index).inspect_err(|code| {
-        turn_away(broker, (&topic.name, topic.copy(data.index).ok()), data, *code);
+        note_early_batch(broker, (&topic.name, topic.replica(data.index).ok()), data, *code);
     })?;
-    broker.turned_away.hand_over(&topic.name, data.index, |at_ms, batch, code| {
+    broker.early_batches.hand_over(&topic.name, data.index, |at_ms, batch, code| {
         partition.on_refused(at_ms, batch, code);
     });
-    let batch = the_batch(data.records.as_ref(), version)?;
+    let batch = single_batch(data.records.as_ref(), version)?;
     let verify = |guard: VerificationGuard| {
         let id = transactional_id.ok_or(ErrorCode::InvalidRecord)?;
-        let asked = || verdicts.get(&(Arc::clone(&topic.name), data.index)).copied();
-        let verified = match if verdicts.is_empty() { None } else { asked() } {
+        let unverified = || verifications.get(&(Arc::clone(&topic.name), data.index)).copied();
+        let verified = match if verifications.is_empty() { None } else { unverified() } {
             Some(verdict) => verdict,
-            // The transaction was open in the partition a moment ago; asked again, the client is told how it ended.
+            // The transaction was open in the partition a moment ago; on a retry the client gets the outcome.
             None if version >= ADDS_PARTITIONS => Err(ErrorCode::ConcurrentTransactions),
             None => {
                 let (producer_id, epoch) = guard.producer();
@@ -412,31 +415,31 @@ fn append(
     Ok((partition, appended))
 }
 
-/// Remembers that a batch came before its partition was led here, with the copy if there is one.
-fn turn_away(
+/// Records a batch that arrived before its partition was led here, with the replica if there is one.
+fn note_early_batch(
     broker: &Broker,
-    (topic, copy): (&str, Option<Arc<Partition>>),
+    (topic, replica): (&str, Option<Arc<Partition>>),
     data: &PartitionProduceData,
     code: ErrorCode,
 ) {
     let Some(batch) = data.records.as_ref().and_then(Records::bytes) else { return };
     let Some(header) = BatchHeader::parse(batch).filter(BatchHeader::has_producer) else { return };
     let (info, now_ms) = (batch_info(&header, batch), broker.clock.wall_ms());
-    match copy {
-        Some(copy) => copy.on_refused(now_ms, &info, code),
-        None => broker.turned_away.on_refused(now_ms, (topic, data.index), info, code),
+    match replica {
+        Some(replica) => replica.on_refused(now_ms, &info, code),
+        None => broker.early_batches.on_refused(now_ms, (topic, data.index), info, code),
     }
 }
 
 /// A produce carries exactly one batch of magic 2 per partition.
-fn the_batch(records: Option<&Records>, version: i16) -> Result<&Bytes, Refused> {
+fn single_batch(records: Option<&Records>, version: i16) -> Result<&Bytes, Refused> {
     let Some(Records::Bytes(bytes)) = records else {
         return Err(Refused::new(
             ErrorCode::InvalidRecord,
             "A produce needs one record batch per partition.",
         ));
     };
-    // The length stands in the first twelve bytes, the magic in the seventeenth.
+    // The batch length is in the first twelve bytes, the magic is the seventeenth byte.
     if bytes.get(16).is_some_and(|magic| *magic != 2) || version < 3 {
         return Err(Refused::new(
             ErrorCode::UnsupportedForMessageFormat,
@@ -491,9 +494,9 @@ fn partition_response(
     }
 }
 
-/// Puts into the answer how the partitions that were waited for ended. For one that has not, nobody knows yet whether its
-/// records will be there.
-pub(crate) fn finish(broker: &Broker, version: i16, response: &mut ProduceResponse, acks: &PendingAcks) {
+/// Fills in the outcomes of the delayed partitions. A partition without an outcome has timed out: whether its records
+/// will be committed is unknown.
+pub(crate) fn finish(broker: &Broker, version: i16, response: &mut ProduceResponse, acks: &DelayedProduce) {
     let mut outcomes = acks.outcomes();
     for topic in &mut response.responses {
         for partition in &mut topic.partition_responses {
@@ -507,14 +510,14 @@ pub(crate) fn finish(broker: &Broker, version: i16, response: &mut ProduceRespon
             let known =
                 if version >= 13 { broker.topics.get_by_id(id) } else { broker.topics.get(&topic.name) };
             if let Some(known) = known {
-                add_hint(broker, &known, version, partition, &mut response.node_endpoints);
+                add_leader_hint(broker, &known, version, partition, &mut response.node_endpoints);
             }
         }
     }
 }
 
-/// Tells a client that came to the wrong broker where to go.
-fn add_hint(
+/// Adds the current leader for a client that sent its request to the wrong broker.
+fn add_leader_hint(
     broker: &Broker,
     topic: &Topic,
     version: i16,
@@ -522,7 +525,8 @@ fn add_hint(
     endpoints: &mut Vec<NodeEndpoint>,
 ) {
     let misled = response.error_code == ErrorCode::NotLeaderOrFollower as i16 && version >= LEADER_HINTS;
-    if let Some((leader, leader_epoch)) = misled.then(|| broker.hint(topic, response.index)).flatten() {
+    if let Some((leader, leader_epoch)) = misled.then(|| broker.leader_hint(topic, response.index)).flatten()
+    {
         response.current_leader = LeaderIdAndEpoch { leader_id: leader.id.0, leader_epoch };
         add_endpoint(endpoints, leader);
     }
@@ -534,7 +538,7 @@ mod tests {
     use moim_wire_kafka::records::BatchBuilder;
 
     use super::*;
-    use crate::testing::Still;
+    use crate::testing::TestBroker;
 
     fn request(values: &[Vec<u8>], compression: Compression) -> ProduceRequest {
         let data = |value: &Vec<u8>| {
@@ -548,61 +552,64 @@ mod tests {
     }
 
     #[test]
-    fn a_batch_that_inflates_is_left_to_a_thread_that_has_time() {
-        let still = Still::new();
-        let partition = still.topic("t", &[]);
+    fn batch_exceeding_the_loop_work_budget_is_appended_off_the_loop() {
+        let fixture = TestBroker::new();
+        let partition = fixture.topic("t", &[]);
         let (small, bomb) = (vec![1; 100], vec![0; 60 << 20]);
         for compression in [Compression::Zstd, Compression::Gzip, Compression::Lz4] {
             let before = partition.journal.end();
             let request = request(&[small.clone(), bomb.clone(), small.clone()], compression);
             let wake = Wake::new(0, 1);
             let mut appender = Appender::new(&wake, Call { correlation_id: 1, version: 9 }, request);
-            let broker = &still.broker;
-            assert!(!appender.run(broker, &Verdicts::new(), LOOP_WORK), "{compression:?}");
-            assert_eq!(partition.journal.end(), before + 1, "what came before it is appended once");
-            assert!(appender.run(broker, &Verdicts::new(), usize::MAX));
+            let broker = &fixture.broker;
+            assert!(!appender.run(broker, &Verifications::new(), LOOP_WORK), "{compression:?}");
+            assert_eq!(partition.journal.end(), before + 1, "earlier batches are appended once");
+            assert!(appender.run(broker, &Verifications::new(), usize::MAX));
             assert_eq!(partition.journal.end(), before + 3);
             let produced = appender.finish(broker);
-            let answers = &produced.response.responses[0].partition_responses;
-            let offsets: Vec<i64> = answers.iter().map(|answer| answer.base_offset).collect();
+            let results = &produced.response.responses[0].partition_responses;
+            let offsets: Vec<i64> = results.iter().map(|result| result.base_offset).collect();
             assert_eq!(offsets, [before, before + 1, before + 2]);
         }
     }
 
     #[test]
-    fn a_batch_that_inflates_waits_for_memory_and_small_ones_do_not() {
-        let still = Still::new();
-        let partition = still.topic("t", &[]);
-        let all = still.broker.decompression.limit();
-        let held = still.broker.decompression.try_take(all).unwrap();
+    fn large_decompressed_batch_waits_for_memory_and_small_ones_do_not() {
+        let fixture = TestBroker::new();
+        let partition = fixture.topic("t", &[]);
+        let all = fixture.broker.decompression.limit();
+        let request_permit = fixture.broker.decompression.try_take(all).unwrap();
         let values = [vec![1; 100], vec![0; UNCOUNTED_WORK], vec![2; 100]];
         let request = request(&values, Compression::Zstd);
         let wake = Wake::new(0, 1);
         let mut appender = Appender::new(&wake, Call { correlation_id: 1, version: 9 }, request);
         let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
-        let broker = Arc::clone(&still.broker);
-        let appending = runtime.spawn_blocking(move || appender.run_off_loop(&broker, &Verdicts::new()));
+        let broker = Arc::clone(&fixture.broker);
+        let appending = runtime.spawn_blocking(move || appender.run_off_loop(&broker, &Verifications::new()));
         let deadline = Instant::now() + Duration::from_secs(20);
-        while still.broker.decompression.waiting() == 0 {
-            assert!(Instant::now() < deadline && !appending.is_finished(), "it does not wait for memory");
+        while fixture.broker.decompression.waiting() == 0 {
+            assert!(
+                Instant::now() < deadline && !appending.is_finished(),
+                "the append does not wait for memory"
+            );
             std::thread::yield_now();
         }
-        assert_eq!(partition.journal.end(), 1, "what came before it is appended");
-        drop(held);
+        assert_eq!(partition.journal.end(), 1, "earlier batches are appended");
+        drop(request_permit);
         runtime.block_on(appending).unwrap();
         assert_eq!(partition.journal.end(), 3);
-        assert_eq!(still.broker.decompression.used(), 0);
+        assert_eq!(fixture.broker.decompression.used(), 0);
     }
 
     #[test]
-    fn many_batches_of_one_request_share_what_a_loop_may_do() {
-        let still = Still::new();
-        let partition = still.topic("t", &[]);
+    fn batches_of_one_request_share_the_loop_work_budget() {
+        let fixture = TestBroker::new();
+        let partition = fixture.topic("t", &[]);
         let request = request(&vec![vec![0; LOOP_WORK / 4]; 8], Compression::Zstd);
         let wake = Wake::new(0, 1);
         let mut appender = Appender::new(&wake, Call { correlation_id: 1, version: 9 }, request);
-        assert!(!appender.is_heavy(), "they are small as long as they are compressed");
-        assert!(!appender.run(&still.broker, &Verdicts::new(), LOOP_WORK));
+        assert!(!appender.is_heavy(), "the compressed batches are small");
+        assert!(!appender.run(&fixture.broker, &Verifications::new(), LOOP_WORK));
         assert_eq!(partition.journal.end(), 3);
     }
 }

@@ -1,4 +1,5 @@
-//! SaslAuthenticate: the client says who it is. A wrong answer is told, and ends the connection.
+//! SaslAuthenticate: checks the client's PLAIN token. A wrong token gets an error response, and then the connection
+//! is closed.
 
 use std::io;
 use std::sync::Arc;
@@ -7,7 +8,7 @@ use moim_wire_kafka::messages::{SaslAuthenticateRequest, SaslAuthenticateRespons
 use moim_wire_kafka::{ErrorCode, KString};
 
 use crate::connection::Connection;
-use crate::reply::Call;
+use crate::response_writer::Call;
 use crate::sasl::Auth;
 
 pub(crate) fn handle(
@@ -28,19 +29,19 @@ pub(crate) fn handle(
         ErrorCode::SaslAuthenticationFailed => Some(KString::from_static("Invalid user name or password.")),
         other => Some(KString::from_static(other.message())),
     };
-    connection.answer(
+    connection.respond(
         call,
         &SaslAuthenticateResponse { error_code: code as i16, error_message, ..Default::default() },
     )
 }
 
-/// Checks a token and counts those that are wrong.
+/// Checks a token and counts failures.
 pub(crate) fn token(connection: &mut Connection, token: &[u8]) -> bool {
     let broker = Arc::clone(&connection.broker);
     let known = connection.auth.authenticate(&broker.options.users, token);
     if !known {
         broker.metrics.failed_authentications.inc();
-        tracing::warn!(peer = %connection.peer, "wrong user name or password");
+        tracing::warn!(peer = %connection.peer, "authentication failed");
     }
     known
 }

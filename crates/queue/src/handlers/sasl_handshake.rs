@@ -1,4 +1,4 @@
-//! SaslHandshake: the client chooses how to say who it is.
+//! SaslHandshake: the client selects a SASL mechanism.
 
 use std::io;
 
@@ -6,7 +6,7 @@ use moim_wire_kafka::ErrorCode;
 use moim_wire_kafka::messages::{SaslHandshakeRequest, SaslHandshakeResponse};
 
 use crate::connection::Connection;
-use crate::reply::Call;
+use crate::response_writer::Call;
 use crate::sasl::{Auth, MECHANISMS};
 
 pub(crate) fn handle(
@@ -23,5 +23,5 @@ pub(crate) fn handle(
         _ => ErrorCode::UnsupportedSaslMechanism,
     };
     let mechanisms = MECHANISMS.iter().map(|name| (*name).into()).collect();
-    connection.answer(call, &SaslHandshakeResponse { error_code: code as i16, mechanisms })
+    connection.respond(call, &SaslHandshakeResponse { error_code: code as i16, mechanisms })
 }

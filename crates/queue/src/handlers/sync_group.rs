@@ -1,4 +1,4 @@
-//! SyncGroup.
+//! SyncGroup: distributes the leader's assignment to the members.
 
 use std::sync::Arc;
 

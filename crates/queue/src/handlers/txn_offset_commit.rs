@@ -1,4 +1,4 @@
-//! TxnOffsetCommit: offsets that count once their transaction commits.
+//! TxnOffsetCommit: offsets that become visible when their transaction commits.
 
 use std::sync::Arc;
 
@@ -14,8 +14,8 @@ use crate::groups::{CommitPartition, CommitTopic, Response, TopicErrors, TxnOffs
 use crate::handlers::{optional, shared};
 use crate::topics::OFFSETS_TOPIC;
 
-/// The first version whose clients do not announce the group (AddOffsetsToTxn): the broker adds it to the transaction
-/// (transaction version 2).
+/// The first version whose clients send no AddOffsetsToTxn: the broker adds the group to the transaction (transaction
+/// version 2).
 const ADDS_GROUP: i16 = 5;
 
 pub(crate) async fn handle(
@@ -30,7 +30,7 @@ pub(crate) async fn handle(
         });
         respond(topics.collect())
     };
-    // The group's partition must belong to the transaction, or its marker would never come here.
+    // The group's partition must belong to the transaction, or its marker would never be written here.
     let index = broker.groups.partition_of(&request.group_id);
     let producer = TxnProducer { id: request.producer_id, epoch: request.producer_epoch };
     if let Err(code) = broker.groups.ensure_topic(&broker).await {
@@ -47,7 +47,7 @@ pub(crate) async fn handle(
     } else if guard.is_some() {
         broker.transactions.add_anywhere(&broker, id, claim, &partitions).await
     } else {
-        // Open here already, in this epoch.
+        // The transaction is already open here, in this epoch.
         vec![Ok(-1)]
     };
     let verified = verified.into_iter().next().unwrap_or(Err(ErrorCode::UnknownServerError));
@@ -91,13 +91,13 @@ pub(crate) async fn handle(
     }
 }
 
-/// How the answer of the transaction's coordinator is told to the client.
+/// Maps the transaction coordinator's error to one for the client.
 fn refusal(code: ErrorCode) -> ErrorCode {
     match code {
         ErrorCode::TransactionAbortable => ErrorCode::InvalidTxnState,
         ErrorCode::ConcurrentTransactions
         | ErrorCode::CoordinatorLoadInProgress
-        // Of the transaction's coordinator; the client would look for the group's.
+        // NOT_COORDINATOR of the transaction coordinator; the client would look up the group coordinator.
         | ErrorCode::NotCoordinator
         | ErrorCode::NetworkException
         | ErrorCode::RequestTimedOut => ErrorCode::CoordinatorNotAvailable,

@@ -1,8 +1,8 @@
-//! WriteTxnMarkers: ends transactions in single partitions. Brokers send it to each other, and administrators to
-//! end a transaction that hangs.
+//! WriteTxnMarkers: ends transactions in single partitions. Sent by transaction coordinators, and by administrators
+//! to end a hanging transaction.
 //!
-//! All markers of a request are appended when it is read, and their commits are waited for together. So nothing is appended
-//! after the caller may have given up: what is left to do then is waiting.
+//! All markers of a request are appended when it is read, and their commits are awaited together. So nothing is
+//! appended after the caller may have timed out: only the wait is left then.
 
 use std::future::Future;
 use std::sync::Arc;
@@ -22,7 +22,7 @@ use crate::partition::TxnMarker;
 use crate::transaction_service::append_marker;
 use crate::transactions::TopicPartition;
 
-/// The commit of one marker.
+/// Completes when one marker is committed.
 type Commit = oneshot::Receiver<Result<(), ErrorCode>>;
 
 pub(crate) fn handle(
@@ -38,7 +38,7 @@ pub(crate) fn handle(
     async move {
         let commits = match commits {
             Some(commits) => commits,
-            // Planted: often so late that the caller has given up and asks again.
+            // Planted bug: often so late that the caller has timed out and retries.
             None => {
                 tokio::time::sleep(std::time::Duration::from_millis(fastrand::u64(..600))).await;
                 append_all(&broker, &request)
@@ -77,14 +77,14 @@ fn to_write(marker: &WritableTxnMarker) -> TxnMarker {
 fn append(broker: &Broker, at: &TopicPartition, marker: TxnMarker, leader_epoch: Option<i32>) -> Commit {
     let (sender, committed) = oneshot::channel();
     let done = move |result| {
-        // The request may have been given up meanwhile.
+        // The request may have been dropped meanwhile.
         let _ = sender.send(result);
     };
     append_marker(broker, at, marker, leader_epoch, Box::new(done));
     committed
 }
 
-/// Waits for all markers; `commits` are in the order of the request.
+/// Waits for all markers; `commits` are in request order.
 async fn respond(request: WriteTxnMarkersRequest, commits: Vec<Commit>) -> WriteTxnMarkersResponse {
     let mut commits = commits.into_iter();
     let mut markers = Vec::with_capacity(request.markers.len());

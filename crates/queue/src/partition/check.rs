@@ -1,4 +1,4 @@
-//! What a batch must be to be appended, and how what is wrong with one is told in the protocol's terms.
+//! Validation of batches before the append, and the mapping of errors to protocol codes.
 
 use moim_journal::{AppendError, ReadError};
 use moim_wire_kafka::compression::{Compression, CompressionError};
@@ -7,7 +7,7 @@ use moim_wire_kafka::records::{self, BatchHeader, RecordsError};
 
 use super::{MAX_DECOMPRESSED_BYTES, Refused};
 use crate::config::TopicConfig;
-use crate::producers::{BatchInfo, Marker};
+use crate::producer_state::{BatchInfo, Marker};
 
 pub(crate) fn batch_info(header: &BatchHeader, batch: &[u8]) -> BatchInfo {
     BatchInfo {
@@ -21,12 +21,12 @@ pub(crate) fn batch_info(header: &BatchHeader, batch: &[u8]) -> BatchInfo {
     }
 }
 
-/// What a control batch says.
+/// The marker in a control batch.
 fn marker(batch: &[u8]) -> Option<Marker> {
     let kind = records::control_kind(batch)?;
     let mut coordinator_epoch = 0;
     let _ = records::for_each_record(batch, batch.len(), &mut |record| {
-        // Two bytes of version, then the epoch.
+        // Two bytes of version, then the coordinator epoch.
         if let Some(bytes) = record.value.and_then(|v| v.get(2..6)).and_then(|b| b.try_into().ok()) {
             coordinator_epoch = i32::from_be_bytes(bytes);
         }
@@ -66,10 +66,10 @@ pub(super) fn refuse_records(error: RecordsError) -> Refused {
     Refused::new(code, error.to_string())
 }
 
-/// The records without a key, by their place in the batch.
+/// The indexes of the records without a key.
 pub(super) fn keyless_records(batch: &[u8]) -> Vec<i32> {
     let mut keyless = Vec::new();
-    // The batch was walked before without trouble, up to the first of them.
+    // The batch was decoded before without an error, up to the first keyless record.
     let _ = records::for_each_record(batch, MAX_DECOMPRESSED_BYTES, &mut |record| {
         if record.key.is_none() {
             keyless.push(record.offset_delta);
@@ -91,13 +91,13 @@ pub(crate) fn refuse_read(error: ReadError) -> ErrorCode {
     match error {
         ReadError::OutOfRange { .. } => ErrorCode::OffsetOutOfRange,
         _ => {
-            tracing::error!(%error, "a partition cannot be read");
+            tracing::error!(%error, "partition read failed");
             ErrorCode::KafkaStorageError
         }
     }
 }
 
-/// Whether a produce version may carry this compression.
+/// True if a Produce version may carry this compression.
 pub(crate) fn compression_allowed(kind: Compression, produce_version: i16) -> bool {
     kind != Compression::Zstd || produce_version >= 7
 }

@@ -1,14 +1,16 @@
-//! What a partition checks under its lock before it appends to a transaction or ends one.
+//! Transaction checks under the partition's lock: before a transactional append, and before a marker.
 //!
-//! A transactional batch joins the transaction that is open here in its producer epoch, or opens one. To open one it needs a
-//! [`VerificationGuard`]: taken before the coordinator is asked whether the transaction includes the partition, and compared
-//! with the partition when the batch is appended. The coordinator cannot be asked under the partition's lock; a marker
-//! appended between the answer and the append invalidates the guard, so that no batch opens a transaction that has no end.
+//! A transactional batch joins the transaction that is open here in its producer epoch, or opens one. To open one it
+//! needs a [`VerificationGuard`]: taken before the coordinator is asked whether the transaction includes the
+//! partition, and compared with the partition's state at the append. The coordinator cannot be asked under the
+//! partition's lock; a marker appended between the response and the append invalidates the guard, so that no batch
+//! opens a transaction without an end (a hanging transaction).
 //!
-//! Markers of one producer are appended in the order in which its coordinators sent them. A coordinator repeats a marker
-//! that was not acknowledged in time, and the next transaction begins after the repeated one; if the first one is handled
-//! later, it must not end that transaction. The producer epoch cannot tell them apart (transaction version 1 keeps it), so
-//! each marker carries its coordinator's epoch, the number of the attempt and the leader epoch it was sent to.
+//! Markers of one producer are appended in the order in which its coordinators sent them. A coordinator resends a
+//! marker that was not acknowledged in time, and the next transaction begins after the resent one; if the first one
+//! is handled later, it must not end that transaction. The producer epoch cannot tell them apart (transaction version
+//! 1 keeps it), so each marker carries its coordinator epoch, the number of the attempt and the leader epoch it was
+//! sent to.
 
 use hashbrown::HashMap;
 
@@ -18,21 +20,21 @@ use moim_wire_kafka::records::{self, BatchHeader, ControlKind};
 use super::{Appended, Partition, Ready, Refused, State};
 use crate::loops::lock;
 
-/// Binds the answer of a transaction coordinator to one batch and to the state of the partition before the question.
+/// Binds the transaction coordinator's verification to one batch and to the partition's state before the request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct VerificationGuard {
     leader_epoch: Option<i32>,
     producer_id: i64,
     producer_epoch: i16,
     base_sequence: i32,
-    /// The last record of the producer here: a marker, or a batch, moves it.
+    /// The last offset of the producer here: a marker or a batch moves it.
     last_offset: Option<i64>,
     /// The epoch of the coordinator that verified; -1 before.
     coordinator_epoch: i32,
 }
 
 impl VerificationGuard {
-    /// The coordinator of this epoch says that the transaction includes the partition.
+    /// Marks the guard as verified by the coordinator of this epoch.
     pub(crate) fn verified(self, coordinator_epoch: i32) -> Self {
         Self { coordinator_epoch, ..self }
     }
@@ -42,10 +44,11 @@ impl VerificationGuard {
         (self.producer_id, self.producer_epoch)
     }
 
-    /// Whether the batch may open a transaction.
+    /// True if the batch may open a transaction.
     fn permits(&self, leader_epoch: i32, batch: &BatchHeader, state: &State) -> bool {
         let id = batch.producer_id;
-        // A coordinator that was replaced, and has not heard of it, may verify a transaction that its successor has ended.
+        // A coordinator that does not know yet that it was replaced may verify a transaction that its successor has
+        // ended.
         let replaced = state.producers.coordinator_epoch(id).is_some_and(|by| by > self.coordinator_epoch);
         let batch = (id, batch.producer_epoch, batch.base_sequence);
         self.leader_epoch == Some(leader_epoch)
@@ -55,16 +58,16 @@ impl VerificationGuard {
     }
 }
 
-/// The end of a transaction in one partition.
+/// A transaction marker for one partition.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct TxnMarker {
     pub(crate) producer_id: i64,
     pub(crate) producer_epoch: i16,
     pub(crate) commit: bool,
     pub(crate) coordinator_epoch: i32,
-    /// Whether every transaction of the producer has an epoch of its own (transaction version 2).
+    /// True if every transaction of the producer has its own epoch (transaction version 2).
     pub(crate) epoch_per_transaction: bool,
-    /// Grows with every marker a coordinator sends; none from a tool.
+    /// The attempt number, which grows with every marker a coordinator sends; `None` from an admin tool.
     pub(crate) attempt: Option<u64>,
 }
 
@@ -76,7 +79,7 @@ impl TxnMarker {
     }
 }
 
-/// By producer, the newest marker handled in this run of the node: coordinator epoch and attempt.
+/// By producer, the newest marker handled since this node started: coordinator epoch and attempt.
 #[derive(Debug, Default)]
 pub(super) struct MarkerAttempts {
     newest: HashMap<i64, (i32, u64)>,
@@ -99,14 +102,14 @@ impl MarkerAttempts {
         }
     }
 
-    /// Forgets producers that the partition has forgotten.
+    /// Drops producers that the partition has expired.
     pub(super) fn retain(&mut self, known: impl Fn(i64) -> bool) {
         self.newest.retain(|producer, _| known(*producer));
     }
 }
 
 impl State {
-    /// Whether a transactional batch belongs to an open transaction, or may open one.
+    /// Checks that a transactional batch belongs to an open transaction, or may open one.
     pub(super) fn check_transaction(
         &self,
         leader_epoch: i32,
@@ -117,7 +120,7 @@ impl State {
         if open || guard.is_some_and(|guard| guard.permits(leader_epoch, batch, self)) {
             return Ok(());
         }
-        // Retriable: the next attempt is verified, and then refused for good if the transaction has ended.
+        // Retriable: the next attempt is verified, and rejected for good if the transaction has ended.
         Err(Refused::new(
             ErrorCode::NotEnoughReplicas,
             "The transaction is not verified for this partition, or ended meanwhile; try again.",
@@ -126,7 +129,7 @@ impl State {
 
     pub(super) fn check_marker(&self, marker: &TxnMarker) -> Result<(), Refused> {
         if self.attempts.is_late(marker) {
-            // A newer one was handled, so its sender waits for this one no more.
+            // A newer attempt was handled, so its sender no longer waits for this one.
             return Err(Refused::new(
                 ErrorCode::RequestTimedOut,
                 "A newer marker of the producer was handled.",
@@ -148,12 +151,12 @@ impl State {
 }
 
 impl Partition {
-    /// Whether a producer has a transaction open here in this epoch: then its coordinator knows of this partition.
+    /// True if a producer has a transaction open here in this epoch: then its coordinator knows this partition.
     pub(crate) fn has_open_transaction(&self, producer_id: i64, producer_epoch: i16) -> bool {
         lock(&self.state).producers.has_open_transaction(producer_id, producer_epoch)
     }
 
-    /// What to take before the coordinator is asked about a batch; none when its transaction is open here.
+    /// Takes a guard before the coordinator is asked about a batch; `None` if its transaction is open here.
     pub(crate) fn begin_verification(
         &self,
         (producer_id, producer_epoch): (i64, i16),
@@ -173,7 +176,7 @@ impl Partition {
         })
     }
 
-    /// Appends a marker, if it is the newest of its producer. `leader_epoch`: only in this leadership.
+    /// Appends a marker, if it is the newest of its producer. With `leader_epoch`, only under that leader epoch.
     pub(crate) fn append_marker(
         &self,
         marker: TxnMarker,

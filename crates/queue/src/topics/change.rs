@@ -1,54 +1,55 @@
-//! Changes of topics that somebody asked for: checked against the view, written to the state repository by
-//! compare-and-swap, and taken into the view at once.
+//! Topic changes on client request: create, grow, delete, configure. A change is validated against the view, written
+//! to the state repository by compare-and-swap, and applied to the view at once.
 //!
-//! A topic and the places of its partitions appear together. What does not fit into one transaction is written before
-//! the topic itself (and, when a topic goes, removed after it), where nobody looks for it: the topic's key is the one
-//! that counts. That holds for a new topic, whose id nobody else has. One that is there already grows in steps, each of
-//! them whole: its places are never written, nor removed, without a comparison of its record. Every step also compares
-//! that those it counts as in sync still run; what a crash in between leaves behind is put right by the controller.
+//! A topic and its partition registrations appear together. Registrations that do not fit into one transaction are
+//! written before the topic record (and removed after it when a topic is deleted), where no reader looks for them:
+//! the topic's key is the one that counts. That holds for a new topic, whose id is unique. An existing topic grows in
+//! atomic steps: its registrations are never written or removed without a comparison of its record. Every step also
+//! compares that the brokers it counts as in sync are still live; the controller repairs what a crash in between
+//! leaves behind.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
 use moim_base::{BrokerId, TopicId};
-use moim_cluster::repository::MAX_TXN_OPS;
-use moim_cluster::{Compare, Txn, TxnOutcome};
+use moim_state::repository::MAX_TXN_OPS;
+use moim_state::{Compare, Txn, TxnOutcome};
 use moim_replica::controller::Maker;
 use moim_replica::{Change, keys};
 use moim_wire_kafka::ErrorCode;
 
 use super::{
-    TOPIC_PREFIX, Topic, TopicRecord, Topics, encode, illegible, parse, promised, refuse_name,
-    refuse_repository,
+    TOPIC_PREFIX, Topic, TopicRecord, Topics, encode, parse, promised, refuse_name, refuse_repository,
+    undecodable,
 };
 use crate::config::{self, TopicConfig};
 use crate::partition::Refused;
-use crate::placement::{self, Place};
+use crate::partition_registration::{self, PartitionRegistration};
 
-/// Room beside the partitions for the topic's own key, and for the comparisons.
+/// Partition registrations per transaction: the topic's own key and the comparisons need the rest.
 const PER_TXN: usize = MAX_TXN_OPS - 1;
-/// How long to let others finish.
-pub(crate) const PAUSE: Duration = Duration::from_millis(30);
-/// How often a change is tried again because somebody else changed the same topic.
-pub(crate) const TRIES: usize = 8;
-/// How long the view may take to see what the repository says already.
+/// Backoff before a contended change is retried.
+pub(crate) const RETRY_BACKOFF: Duration = Duration::from_millis(30);
+/// Maximum number of attempts of a change that conflicts with concurrent changes of the same topic.
+pub(crate) const MAX_ATTEMPTS: usize = 8;
+/// Timeout for the view to reach the state of the repository.
 const CATCH_UP: Duration = Duration::from_secs(5);
 
-/// What is asked for when a topic is made.
+/// A topic creation request.
 #[derive(Clone)]
 pub(crate) struct NewTopic {
     pub(crate) name: String,
     pub(crate) partitions: i32,
-    /// How many replicas; nobody said when there is none, and then it follows the size of the cluster.
+    /// The requested replication factor; `None` follows the size of the cluster.
     pub(crate) replication_factor: Option<i16>,
     pub(crate) configs: BTreeMap<String, String>,
-    /// The replicas of each partition, where the client says so.
+    /// The requested replicas of each partition, if the client assigns them.
     pub(crate) assignment: Option<Vec<Vec<BrokerId>>>,
 }
 
 impl NewTopic {
-    /// The factor it gets.
+    /// The effective replication factor.
     pub(crate) fn factor(&self, maker: &Maker) -> i16 {
         let assigned = self.assignment.as_ref().and_then(|all| all.first()).map(|nodes| nodes.len() as i16);
         let asked = assigned.or(self.replication_factor);
@@ -57,7 +58,7 @@ impl NewTopic {
 }
 
 impl Topics {
-    /// Says why a topic like this cannot be made, or nothing.
+    /// Returns the validation error of a topic creation, if it is invalid.
     pub(crate) fn refuse_new(&self, new: &NewTopic, maker: &Maker) -> Option<Refused> {
         if let Some(why) = refuse_name(&new.name) {
             return Some(Refused::new(ErrorCode::InvalidTopicException, why));
@@ -91,7 +92,8 @@ impl Topics {
         config::refuse(&new.configs).map(|why| Refused::new(ErrorCode::InvalidConfig, why))
     }
 
-    /// Makes a topic; it is durable when this returns. `Err` with [`contended`] when a broker came or went meanwhile.
+    /// Creates a topic; it is durable when this returns. `Err` with [`contended`] if a broker joined or left
+    /// meanwhile.
     pub(crate) async fn create(&self, new: NewTopic, mut maker: Maker) -> Result<Arc<Topic>, Refused> {
         self.catch_up(&new.name).await?;
         let _changing = self.changing.lock().await;
@@ -109,24 +111,26 @@ impl Topics {
         };
         let nodes = match new.assignment {
             Some(assignment) => assignment,
-            None => self.deal(&mut maker, new.partitions as usize, factor),
+            None => self.assign_replicas(&mut maker, new.partitions as usize, factor),
         };
-        let places = self.first_records(id, 0, nodes, &record.configs, &maker)?;
+        let registrations = self.initial_records(id, 0, nodes, &record.configs, &maker)?;
         let key = format!("{TOPIC_PREFIX}{}", new.name);
         let guard = Compare::Absent(key.clone());
-        let written = self.write_places(places, guard, Txn::new().put(key.clone(), encode(&record))).await?;
-        let Some((revision, places)) = written else {
+        let written = self
+            .write_registrations(registrations, guard, Txn::new().put(key.clone(), encode(&record)))
+            .await?;
+        let Some((revision, registrations)) = written else {
             let there = self.repository.get(&key).await.map_err(refuse_repository)?.is_some();
             return Err(if there { exists(&new.name) } else { contended() });
         };
         let topic = self.on_topic(&new.name, &record, revision)?;
-        self.take_in_own(&topic, places)?;
-        tracing::info!(topic = new.name, partitions = new.partitions, factor, "created a topic");
+        self.apply_own(&topic, registrations)?;
+        tracing::info!(topic = new.name, partitions = new.partitions, factor, "topic created");
         Ok(topic)
     }
 
-    /// The first records of new partitions from `first` on.
-    fn first_records(
+    /// The initial registrations of new partitions from `first` on.
+    fn initial_records(
         &self,
         id: TopicId,
         first: i32,
@@ -139,7 +143,8 @@ impl Topics {
         let min_isr = config::explicit("min.insync.replicas", configs, &defaults);
         let min_isr = min_isr.and_then(|value| value.parse().ok());
         let record = |(index, nodes): (i32, Vec<BrokerId>)| {
-            let change = maker.create(placement::id(id, index), nodes, min_isr, promised(&config));
+            let change =
+                maker.create(partition_registration::id(id, index), nodes, min_isr, promised(&config));
             change.ok_or_else(|| {
                 Refused::new(ErrorCode::InvalidReplicaAssignment, "None of the brokers of a partition runs.")
             })
@@ -147,21 +152,22 @@ impl Topics {
         (first..).zip(nodes).map(record).collect()
     }
 
-    /// Writes the first records of partitions and, in the last transaction and only if `guard` holds, `last`. Gives the
-    /// revision of that one and every record with its own. More than fit into one transaction only under an id that
-    /// nobody else has: those before the last are removed without a comparison after a conflict.
-    async fn write_places(
+    /// Writes the initial registrations of partitions and, in the last transaction and only if `guard` holds, `last`.
+    /// Returns the revision of that transaction and every registration with its own revision. More registrations than
+    /// fit into one transaction are allowed only under a unique new topic id: after a conflict those before the last
+    /// are removed without a comparison.
+    async fn write_registrations(
         &self,
-        mut places: Vec<Change>,
+        mut registrations: Vec<Change>,
         guard: Compare,
         last: Txn,
-    ) -> Result<Option<(i64, Vec<(i32, Place)>)>, Refused> {
-        let mut written = Vec::with_capacity(places.len());
+    ) -> Result<Option<(i64, Vec<(i32, PartitionRegistration)>)>, Refused> {
+        let mut written = Vec::with_capacity(registrations.len());
         let (mut guard, mut last) = (Some(guard), Some(last));
-        let early = places.len().saturating_sub(PER_TXN);
-        let mut rest = places.split_off(early);
+        let first_chunk = registrations.len().saturating_sub(PER_TXN);
+        let mut rest = registrations.split_off(first_chunk);
         let id = rest.first().map(|change| change.partition.topic).unwrap_or_default();
-        let mut chunks: Vec<Vec<Change>> = places.chunks(PER_TXN).map(<[Change]>::to_vec).collect();
+        let mut chunks: Vec<Vec<Change>> = registrations.chunks(PER_TXN).map(<[Change]>::to_vec).collect();
         chunks.push(std::mem::take(&mut rest));
         let count = chunks.len();
         for (at, chunk) in chunks.into_iter().enumerate() {
@@ -172,17 +178,17 @@ impl Topics {
             }
             match self.repository.txn(with_records(txn, &chunk)).await.map_err(refuse_repository)? {
                 TxnOutcome::Done { revision } => {
-                    let place = |change: Change| {
+                    let registration = |change: Change| {
                         let index = i32::try_from(change.partition.index).unwrap_or(i32::MAX);
-                        change.next.map(|record| (index, Place::new(record, revision)))
+                        change.next.map(|record| (index, PartitionRegistration::new(record, revision)))
                     };
-                    written.extend(chunk.into_iter().filter_map(place));
+                    written.extend(chunk.into_iter().filter_map(registration));
                     if is_last {
                         return Ok(Some((revision, written)));
                     }
                 }
                 TxnOutcome::Conflict { .. } => {
-                    self.forget_places(id, written.iter().map(|(index, _)| *index)).await;
+                    self.remove_registrations(id, written.iter().map(|(index, _)| *index)).await;
                     return Ok(None);
                 }
             }
@@ -190,27 +196,33 @@ impl Topics {
         Ok(None)
     }
 
-    /// Removes records nobody looks for any more. What is left behind by a failure here harms nobody.
-    async fn forget_places(&self, id: TopicId, indexes: impl Iterator<Item = i32>) {
-        let keys: Vec<String> = indexes.map(|index| placement::key(id, index)).collect();
+    /// Removes unreferenced registrations. A failure leaves harmless records behind.
+    async fn remove_registrations(&self, id: TopicId, indexes: impl Iterator<Item = i32>) {
+        let keys: Vec<String> = indexes.map(|index| partition_registration::key(id, index)).collect();
         for chunk in keys.chunks(MAX_TXN_OPS) {
             let txn = chunk.iter().fold(Txn::new(), |txn, key| txn.delete(key.clone()));
             if let Err(error) = self.repository.txn(txn).await {
-                tracing::warn!(topic = %id, %error, "records of partitions that are gone were left behind");
+                tracing::warn!(topic = %id, %error, "stale partition registrations left behind");
             }
         }
     }
 
-    fn take_in_own(&self, topic: &Topic, places: Vec<(i32, Place)>) -> Result<(), Refused> {
-        places.into_iter().try_for_each(|(index, place)| self.on_place(topic.id, index, place))
+    fn apply_own(
+        &self,
+        topic: &Topic,
+        registrations: Vec<(i32, PartitionRegistration)>,
+    ) -> Result<(), Refused> {
+        registrations
+            .into_iter()
+            .try_for_each(|(index, registration)| self.on_registration(topic.id, index, registration))
     }
 
-    /// Chooses the nodes of new partitions: evenly, what is there counted.
-    fn deal(&self, maker: &mut Maker, count: usize, factor: i16) -> Vec<Vec<BrokerId>> {
+    /// Chooses the replicas of new partitions evenly, existing partitions included in the count.
+    fn assign_replicas(&self, maker: &mut Maker, count: usize, factor: i16) -> Vec<Vec<BrokerId>> {
         if maker.registered() > 1 {
             for topic in self.all() {
-                for seat in topic.seats.load().iter() {
-                    if let Some(record) = seat.place.load().record() {
+                for entry in topic.partitions.load().iter() {
+                    if let Some(record) = entry.registration.load().record() {
                         maker.count(record);
                     }
                 }
@@ -219,7 +231,7 @@ impl Topics {
         (0..count).map(|_| maker.place(usize::from(factor.unsigned_abs()))).collect()
     }
 
-    /// Makes one of the broker's own topics the first time somebody needs it: compacted, in small segments.
+    /// Creates an internal topic on first use: compacted, with small segments.
     pub(crate) async fn ensure_internal(
         &self,
         name: &str,
@@ -247,26 +259,26 @@ impl Topics {
     pub(crate) async fn delete(&self, topic: &Topic) -> Result<(), Refused> {
         let _changing = self.changing.lock().await;
         let key = format!("{TOPIC_PREFIX}{}", topic.name);
-        for _ in 0..TRIES {
+        for _ in 0..MAX_ATTEMPTS {
             let (record, revision) = self.expect_same(topic).await?;
             let with_it = record.partitions.min(PER_TXN as i32);
             let txn = (0..with_it)
                 .fold(Txn::new().delete(key.clone()), |txn, index| {
-                    txn.delete(placement::key(topic.id, index))
+                    txn.delete(partition_registration::key(topic.id, index))
                 })
                 .when(Compare::ModRevision(key.clone(), revision));
             if let TxnOutcome::Done { revision } =
                 self.repository.txn(txn).await.map_err(refuse_repository)?
             {
-                self.on_topic_gone(&topic.name, revision);
-                self.forget_places(topic.id, with_it..record.partitions).await;
+                self.on_topic_deleted(&topic.name, revision);
+                self.remove_registrations(topic.id, with_it..record.partitions).await;
                 return Ok(());
             }
         }
         Err(contended())
     }
 
-    /// Says why a topic cannot grow to `count` partitions, or nothing.
+    /// Returns the validation error of growing a topic to `count` partitions, if any.
     pub(crate) fn refuse_growth(&self, topic: &Topic, count: i32, maker: &Maker) -> Option<Refused> {
         let have = topic.count();
         if count == have {
@@ -291,29 +303,29 @@ impl Topics {
         self.refuse_more((count - have) as usize, 1, maker.registered())
     }
 
-    /// New partitions are dealt out evenly, so this node speaks for its share of them.
+    /// New partitions are spread evenly, so this node checks the limit for its share of them.
     fn refuse_more(&self, partitions: usize, factor: i16, brokers: usize) -> Option<Refused> {
         let (_, have) = self.counts();
-        let copies = partitions.saturating_mul(usize::from(factor.unsigned_abs()));
-        (have + copies.div_ceil(brokers.max(1)) > self.max_partitions).then(|| {
+        let added_replicas = partitions.saturating_mul(usize::from(factor.unsigned_abs()));
+        (have + added_replicas.div_ceil(brokers.max(1)) > self.max_partitions).then(|| {
             let why = format!("This node holds {have} partitions and may hold {}.", self.max_partitions);
             Refused::new(ErrorCode::PolicyViolation, why)
         })
     }
 
-    /// Gives a topic more partitions, as many at a time as one transaction holds: what an error leaves behind is a
-    /// topic that has grown by less.
+    /// Adds partitions to a topic, as many at a time as one transaction holds: after an error the topic may have
+    /// grown by fewer partitions.
     pub(crate) async fn grow(
         &self,
         topic: &Arc<Topic>,
         count: i32,
         maker: &(dyn Fn() -> Maker + Sync),
-        places: Option<&[Vec<BrokerId>]>,
+        registrations: Option<&[Vec<BrokerId>]>,
     ) -> Result<(), Refused> {
         let _changing = self.changing.lock().await;
         let key = format!("{TOPIC_PREFIX}{}", topic.name);
         let (mut conflicts, mut grown) = (0, 0);
-        while conflicts < TRIES {
+        while conflicts < MAX_ATTEMPTS {
             let (mut record, revision) = self.expect_same(topic).await?;
             self.on_topic(&topic.name, &record, revision)?;
             if grown > 0 && record.partitions >= count {
@@ -325,38 +337,40 @@ impl Topics {
             }
             let missing = (count - record.partitions) as usize;
             let step = missing.min(PER_TXN);
-            let nodes = match places {
-                Some(places) if places.len() == grown + missing => places[grown..grown + step].to_vec(),
-                // Somebody else grew it too: the nodes were named for other partitions.
+            let nodes = match registrations {
+                Some(registrations) if registrations.len() == grown + missing => {
+                    registrations[grown..grown + step].to_vec()
+                }
+                // A concurrent change grew the topic too: the assignment was made for other partitions.
                 Some(_) => return Err(contended()),
                 None => {
                     let brokers = i16::try_from(maker.registered()).unwrap_or(i16::MAX);
                     let factor = if record.factor_asked {
-                        // New partitions are as safe as the old ones, or as safe as they can be now.
+                        // New partitions get the factor of the old ones, or as many replicas as there are brokers.
                         record.replication_factor.min(brokers)
                     } else {
                         i16::try_from(maker.default_factor()).unwrap_or(1)
                     };
-                    self.deal(&mut maker, step, factor)
+                    self.assign_replicas(&mut maker, step, factor)
                 }
             };
-            let new = self.first_records(topic.id, record.partitions, nodes, &record.configs, &maker)?;
+            let new = self.initial_records(topic.id, record.partitions, nodes, &record.configs, &maker)?;
             record.partitions += step as i32;
             let guard = Compare::ModRevision(key.clone(), revision);
             let whole = Txn::new().put(key.clone(), encode(&record));
-            let Some((revision, new)) = self.write_places(new, guard, whole).await? else {
+            let Some((revision, new)) = self.write_registrations(new, guard, whole).await? else {
                 conflicts += 1;
-                tokio::time::sleep(PAUSE).await;
+                tokio::time::sleep(RETRY_BACKOFF).await;
                 continue;
             };
             self.on_topic(&topic.name, &record, revision)?;
-            self.take_in_own(topic, new)?;
+            self.apply_own(topic, new)?;
             grown += step;
         }
         Err(contended())
     }
 
-    /// Changes a topic's settings: `change` gets them as they are.
+    /// Changes a topic's settings: `change` gets the current ones.
     pub(crate) async fn configure(
         &self,
         topic: &Topic,
@@ -364,7 +378,7 @@ impl Topics {
     ) -> Result<(), Refused> {
         let _changing = self.changing.lock().await;
         let key = format!("{TOPIC_PREFIX}{}", topic.name);
-        for _ in 0..TRIES {
+        for _ in 0..MAX_ATTEMPTS {
             let (mut record, revision) = self.expect_same(topic).await?;
             record.configs = change(&record.configs)?;
             if let Some(why) = config::refuse(&record.configs) {
@@ -391,17 +405,17 @@ impl Topics {
             .ok_or_else(|| ErrorCode::UnknownTopicOrPartition.into())
     }
 
-    /// Brings the view of one topic up to date: somebody may have made or deleted it through another broker, and
-    /// whoever asks here next must not be told otherwise.
+    /// Brings the view of one topic up to date: another broker may have created or deleted it, and the next request
+    /// here must see that.
     pub(crate) async fn catch_up(&self, name: &str) -> Result<(), Refused> {
         let key = format!("{TOPIC_PREFIX}{name}");
         let entry = self.repository.get(&key).await.map_err(refuse_repository)?;
         if let Some(entry) = entry {
             let _changing = self.changing.lock().await;
-            let record = parse(&entry.value).ok_or_else(|| illegible("topic", name))?;
+            let record = parse(&entry.value).ok_or_else(|| undecodable("topic", name))?;
             return self.on_topic(name, &record, entry.mod_revision).map(|_| ());
         }
-        // It is gone; the watch says so in a moment. Taking it out before the changes that came first are taken in
+        // The topic is deleted; the watch will deliver that soon. Removing it before the earlier changes are applied
         // would bring it back.
         let gone = async {
             while self.get(name).is_some() {
@@ -412,7 +426,7 @@ impl Topics {
     }
 }
 
-/// Adds the first records of partitions to a transaction, with what they count on.
+/// Adds the initial registrations of partitions to a transaction, with the comparisons they depend on.
 fn with_records(mut txn: Txn, chunk: &[Change]) -> Txn {
     let mut members: Vec<_> = chunk.iter().flat_map(|change| change.members.iter().copied()).collect();
     members.sort_unstable();
@@ -432,10 +446,10 @@ fn exists(name: &str) -> Refused {
     Refused::new(ErrorCode::TopicAlreadyExists, format!("Topic '{name}' already exists."))
 }
 
-/// What a change ends with that met another: worth another try.
+/// The error of a change that conflicts with a concurrent change; retriable.
 pub(crate) fn contended() -> Refused {
     Refused::new(
         ErrorCode::UnknownServerError,
-        "The topic or the cluster was changed by somebody else; try again.",
+        "The topic or the cluster was changed concurrently; try again.",
     )
 }

@@ -1,4 +1,4 @@
-//! What goes into the transaction coordinator and what comes out: plain data, no behaviour.
+//! Inputs and outputs of the transaction coordinator: plain data, no behaviour.
 
 use std::sync::Arc;
 
@@ -6,107 +6,108 @@ use bytes::Bytes;
 
 use moim_wire_kafka::ErrorCode;
 
-/// Names the request that an answer belongs to. Chosen by the caller.
+/// Identifies the request of a response. Chosen by the caller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Token(pub u64);
 
-/// Names a write to `__transaction_state`.
+/// Identifies a write to `__transaction_state`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PersistToken(pub u64);
 
-/// Names one round of markers of one transaction.
+/// Identifies one round of markers of one transaction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct MarkersToken(pub u64);
 
-/// A partition by name.
+/// A topic partition.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct TopicPartition {
-    /// The topic.
+    /// The topic name.
     pub topic: Arc<str>,
-    /// The partition.
+    /// The partition index.
     pub partition: i32,
 }
 
 impl TopicPartition {
-    /// The partition of that topic.
+    /// A partition of this topic.
     pub fn new(topic: impl Into<Arc<str>>, partition: i32) -> Self {
         Self { topic: topic.into(), partition }
     }
 }
 
-/// A request. `version` is that of its API: it decides how fencing is told to the client.
+/// A request. `version` is that of its API: it selects the fencing error.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Input {
-    /// InitProducerId.
+    /// An InitProducerId request.
     InitProducerId {
-        /// Where the answer goes.
+        /// Identifies the response.
         token: Token,
-        /// 0 to 5.
+        /// API version 0 to 5.
         version: i16,
-        /// None for a producer that is only idempotent.
+        /// `None` for a producer that is only idempotent.
         transactional_id: Option<Arc<str>>,
         /// `transaction.timeout.ms` of the client.
         timeout_ms: i32,
-        /// The producer id and epoch the client has, when it asks for a new epoch after an error.
+        /// The producer id and epoch the client has, if it requests a new epoch after an error.
         current: Option<(i64, i16)>,
-        /// A producer id that was never used, for when one is needed.
+        /// An unused producer id, in case one is needed.
         fresh_id: i64,
     },
-    /// AddPartitionsToTxn, for one transaction. A batched request is several of these; one that only
-    /// verifies is [`super::Coordinator::verify`]. From version 4 on a broker sends it on behalf of a producer that has
-    /// an epoch per transaction.
+    /// An AddPartitionsToTxn request for one transaction. A batched request is several of these; a verify-only one is
+    /// [`super::Coordinator::verify`]. From version 4 on a broker sends it on behalf of a producer with an epoch per
+    /// transaction.
     AddPartitions {
-        /// Where the answer goes.
+        /// Identifies the response.
         token: Token,
-        /// 0 to 5.
+        /// API version 0 to 5.
         version: i16,
-        /// The transaction.
+        /// The transactional id.
         transactional_id: Arc<str>,
-        /// As the client knows it.
+        /// The client's producer id.
         producer_id: i64,
-        /// As the client knows it.
+        /// The client's producer epoch.
         producer_epoch: i16,
-        /// What the transaction is about to write to. The caller has checked that they exist.
+        /// The partitions to add. The caller has checked that they exist.
         partitions: Vec<TopicPartition>,
     },
-    /// AddOffsetsToTxn: the transaction will commit offsets of a group.
+    /// An AddOffsetsToTxn request: the transaction will commit offsets of a group.
     AddOffsets {
-        /// Where the answer goes.
+        /// Identifies the response.
         token: Token,
-        /// 0 to 4.
+        /// API version 0 to 4.
         version: i16,
-        /// The transaction.
+        /// The transactional id.
         transactional_id: Arc<str>,
-        /// As the client knows it.
+        /// The client's producer id.
         producer_id: i64,
-        /// As the client knows it.
+        /// The client's producer epoch.
         producer_epoch: i16,
-        /// The partition of `__consumer_offsets` that keeps the group.
+        /// The partition of `__consumer_offsets` that holds the group.
         offsets_partition: i32,
     },
-    /// EndTxn. From version 5 on every transaction ends under a new epoch, which the answer carries.
+    /// An EndTxn request. From version 5 on every transaction ends under a new epoch, which the response carries.
     EndTxn {
-        /// Where the answer goes.
+        /// Identifies the response.
         token: Token,
-        /// 0 to 5.
+        /// API version 0 to 5.
         version: i16,
-        /// The transaction.
+        /// The transactional id.
         transactional_id: Arc<str>,
-        /// As the client knows it.
+        /// The client's producer id.
         producer_id: i64,
-        /// As the client knows it.
+        /// The client's producer epoch.
         producer_epoch: i16,
-        /// Commit or abort.
+        /// True to commit, false to abort.
         commit: bool,
-        /// From version 5: a producer id that was never used, for a producer whose epochs have run out.
+        /// From version 5: an unused producer id, for a producer whose epochs are exhausted.
         fresh_id: i64,
     },
 }
 
-/// An answer. Id and epoch are -1 except in the answer to a successful InitProducerId, and to EndTxn from version 5.
+/// A response. Id and epoch are -1 except in the response to a successful InitProducerId, and to EndTxn from version
+/// 5.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Reply {
-    /// The outcome.
+    /// The error code.
     pub error: ErrorCode,
     /// The producer id.
     pub producer_id: i64,
@@ -127,21 +128,21 @@ impl Reply {
 /// What the caller must do.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Effect {
-    /// Answer a request.
+    /// Send the response of a request.
     Reply(Token, Reply),
-    /// Append a record to the partition of `__transaction_state` that keeps the id, then call
+    /// Append a record to the partition of `__transaction_state` that holds the id, then call
     /// [`super::Coordinator::on_persisted`] when it is durable, or when it certainly is not.
     Persist {
-        /// Whose state it is.
+        /// The transactional id.
         transactional_id: Arc<str>,
         /// The record's key.
         key: Bytes,
-        /// The record's value; none is a tombstone.
+        /// The record's value; `None` is a tombstone.
         value: Option<Bytes>,
-        /// To report with.
+        /// The token to report the outcome with.
         token: PersistToken,
     },
-    /// See [`WriteMarkers`].
+    /// Write markers; see [`WriteMarkers`].
     WriteMarkers(WriteMarkers),
 }
 
@@ -149,34 +150,34 @@ pub enum Effect {
 /// when its marker is durable or has failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WriteMarkers {
-    /// To report with. Grows from round to round.
+    /// The token to report the outcomes with. Grows from round to round.
     pub token: MarkersToken,
-    /// Whose transaction ends.
+    /// The transactional id whose transaction ends.
     pub transactional_id: Arc<str>,
-    /// Its producer.
+    /// The producer id.
     pub producer_id: i64,
-    /// The epoch that the markers carry.
+    /// The epoch of the markers.
     pub producer_epoch: i16,
-    /// Commit or abort.
+    /// True to commit, false to abort.
     pub commit: bool,
-    /// The epoch of this coordinator.
+    /// The coordinator epoch.
     pub coordinator_epoch: i32,
-    /// Whether the markers have a newer epoch than the records of the transaction (transaction version 2).
+    /// True if the markers have a newer epoch than the records of the transaction (transaction version 2).
     pub epoch_per_transaction: bool,
     /// Topics with their partitions.
     pub partitions: Vec<(Arc<str>, Vec<i32>)>,
 }
 
-/// What an operator can set.
+/// Configuration of the transaction coordinator.
 #[derive(Clone, Debug)]
 pub struct Config {
     /// `transaction.max.timeout.ms`
     pub max_timeout_ms: i32,
     /// `transactional.id.expiration.ms`
     pub id_expiration_ms: u64,
-    /// The first pause before something that failed is tried again; it doubles from there.
+    /// The first retry backoff; it doubles with each failure.
     pub retry_min_ms: u64,
-    /// The longest such pause.
+    /// The maximum retry backoff.
     pub retry_max_ms: u64,
 }
 
@@ -191,16 +192,16 @@ impl Default for Config {
     }
 }
 
-/// A transaction as DescribeTransactions shows it.
+/// A transaction in the DescribeTransactions response.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Description {
-    /// The name of its state, as Kafka spells it.
+    /// The state name, as Kafka spells it.
     pub state: &'static str,
-    /// Its producer.
+    /// The producer id.
     pub producer_id: i64,
-    /// The producer's epoch.
+    /// The producer epoch.
     pub producer_epoch: i16,
-    /// After how long it is aborted.
+    /// The transaction timeout.
     pub timeout_ms: i32,
     /// Wall time of its start, or -1.
     pub start_ms: i64,
@@ -208,24 +209,24 @@ pub struct Description {
     pub partitions: Vec<(Arc<str>, Vec<i32>)>,
 }
 
-/// Which transactions ListTransactions is asked for. Empty lists ask for all.
+/// The filter of ListTransactions. An empty list matches everything.
 #[derive(Clone, Debug, Default)]
 pub struct ListFilter {
-    /// Names of states.
+    /// State names.
     pub states: Vec<String>,
-    /// Producers.
+    /// Producer ids.
     pub producer_ids: Vec<i64>,
-    /// Only those that have been running for longer than this; negative asks for all.
+    /// Minimum duration of the transaction so far; negative matches all.
     pub min_duration_ms: Option<i64>,
 }
 
-/// A transaction as ListTransactions shows it.
+/// An entry of the ListTransactions response.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Listed {
-    /// The transaction.
+    /// The transactional id.
     pub transactional_id: Arc<str>,
-    /// Its producer.
+    /// The producer id.
     pub producer_id: i64,
-    /// The name of its state.
+    /// The state name.
     pub state: &'static str,
 }

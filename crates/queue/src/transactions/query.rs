@@ -1,5 +1,4 @@
-//! Questions that change nothing: may this producer write there, what is this transaction doing, which are
-//! there.
+//! Read-only requests: verify, describe, list.
 
 use moim_wire_kafka::ErrorCode;
 
@@ -8,12 +7,12 @@ use super::api::{Description, ListFilter, Listed, TopicPartition};
 use super::state::{State, by_topic};
 
 impl Coordinator {
-    /// Whether an open transaction of this producer covers the partition. Asked before its first append
-    /// there: clients of the older form write without the broker knowing that the transaction was added,
-    /// and a late write would otherwise open a transaction that nobody ends.
+    /// Verifies that an open transaction of this producer includes the partition. Called before its first append
+    /// there: clients of transaction version 1 produce without the partition leader knowing that the partition was
+    /// added, and a late batch would otherwise open a hanging transaction.
     ///
-    /// The answer is true now; the caller appends only if no marker of this producer was appended between
-    /// asking and appending.
+    /// The result holds at the time of the call; the caller appends only if no marker of this producer was appended
+    /// between the call and the append.
     pub fn verify(
         &self,
         transactional_id: &str,
@@ -27,7 +26,7 @@ impl Coordinator {
         }
         let entry = self.entries.get(transactional_id).ok_or(ErrorCode::InvalidProducerIdMapping)?;
         entry.txn.check_claim((producer_id, producer_epoch))?;
-        // A decision that is being written is as good as made.
+        // A decision that is being written counts as made.
         if entry.txn.state.is_preparing() || entry.is_ending() {
             return Err(ErrorCode::ConcurrentTransactions);
         }
@@ -36,7 +35,7 @@ impl Coordinator {
         if covered { Ok(()) } else { Err(ErrorCode::TransactionAbortable) }
     }
 
-    /// One transaction.
+    /// Describes one transaction.
     pub fn describe(&self, transactional_id: &str) -> Result<Description, ErrorCode> {
         if self.loading {
             return Err(ErrorCode::CoordinatorLoadInProgress);
@@ -56,7 +55,7 @@ impl Coordinator {
         })
     }
 
-    /// The transactions that fit, by id, and the names in the filter that are no states.
+    /// The transactions that match, by id, and the unknown state names of the filter.
     pub fn list(&self, now_ms: u64, filter: &ListFilter) -> Result<(Vec<Listed>, Vec<String>), ErrorCode> {
         if self.loading {
             return Err(ErrorCode::CoordinatorLoadInProgress);
@@ -87,8 +86,8 @@ impl Coordinator {
     }
 }
 
-/// How a Produce or TxnOffsetCommit tells that [`Coordinator::verify`] refused. Older clients get a
-/// retriable code they know where trying again helps, and none of the codes made for newer ones.
+/// The Produce or TxnOffsetCommit error if [`Coordinator::verify`] failed. Older clients get a retriable code they
+/// know where a retry helps, and none of the codes made for newer ones.
 pub fn verification_error(error: ErrorCode, knows_abortable: bool) -> ErrorCode {
     match error {
         ErrorCode::ProducerFenced => ErrorCode::InvalidProducerEpoch,

@@ -1,10 +1,10 @@
 //! The records of `__transaction_state`, as Kafka's own tools read and write them.
 //!
-//! A key is its version (0) and the transactional id. A value is its version and the fields of
-//! [`Transaction`]; no value is a tombstone. Written: version 1. Read: 0 and 1. One field is ours: the tag
-//! [`TAG_LAST_EPOCH`], far from Kafka's, which readers that do not know it skip; without it a producer whose
-//! InitProducerId was answered by a crash would be fenced by its own retry. Bytes from the log are checked,
-//! never trusted, and nothing is allocated by a length that the bytes do not hold.
+//! A key is its version (0) and the transactional id. A value is its version and the fields of [`Transaction`]; no
+//! value is a tombstone. Written: version 1. Read: 0 and 1. One field is ours: the tag [`TAG_LAST_EPOCH`], far from
+//! Kafka's, which readers that do not know it skip; without it a producer whose InitProducerId response was lost in a
+//! crash would be fenced by its own retry. Bytes from the log are validated, never trusted, and nothing is allocated
+//! by a length that the bytes do not hold.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -20,27 +20,27 @@ const TAG_PREVIOUS_ID: u32 = 0;
 const TAG_NEXT_ID: u32 = 1;
 const TAG_VERSION: u32 = 2;
 const TAG_LAST_EPOCH: u32 = 10_000;
-/// The transaction version in which every transaction has an epoch of its own.
+/// The transaction version in which every transaction has its own epoch.
 const EPOCH_PER_TRANSACTION: i16 = 2;
 
-/// Why a record could not be read.
+/// An undecodable record.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RecordError {
     /// The bytes end before the record does.
-    #[error("record is cut short")]
+    #[error("record truncated")]
     Short,
-    /// A length or a text makes no sense.
-    #[error("record holds an impossible length or text")]
+    /// A length or a string is invalid.
+    #[error("record with an invalid length or string")]
     Malformed,
-    /// A value of a version we do not know.
-    #[error("value version {0} is unknown")]
+    /// An unknown value version.
+    #[error("unknown value version {0}")]
     ValueVersion(i16),
     /// A state that is never written.
-    #[error("transaction state {0} is not one that is written")]
+    #[error("invalid transaction state {0} in a record")]
     State(i8),
 }
 
-/// The key of a transactional id.
+/// Encodes the key of a transactional id.
 pub fn encode_key(transactional_id: &str) -> Bytes {
     let mut out = BytesMut::with_capacity(4 + transactional_id.len());
     out.put_i16(KEY_VERSION);
@@ -50,7 +50,7 @@ pub fn encode_key(transactional_id: &str) -> Bytes {
     out.freeze()
 }
 
-/// The transactional id of a key; none for a key of another kind, which a newer version wrote.
+/// The transactional id of a key; `None` for a key version that a newer version wrote.
 pub fn decode_key(mut key: &[u8]) -> Result<Option<Arc<str>>, RecordError> {
     let version = key.try_get_i16().map_err(|_| RecordError::Short)?;
     if version != KEY_VERSION {
@@ -61,7 +61,7 @@ pub fn decode_key(mut key: &[u8]) -> Result<Option<Arc<str>>, RecordError> {
     Ok(Some(text(&mut key, len)?))
 }
 
-/// The value of a transactional id.
+/// Encodes the value of a transactional id.
 pub fn encode_value(txn: &Transaction) -> Bytes {
     let mut out = BytesMut::with_capacity(64 + txn.partitions.len() * 8);
     out.put_i16(VALUE_VERSION);
@@ -103,7 +103,7 @@ pub fn encode_value(txn: &Transaction) -> Bytes {
     out.freeze()
 }
 
-/// Reads a value.
+/// Decodes a value.
 pub fn decode_value(value: &[u8]) -> Result<Transaction, RecordError> {
     let mut reader = Reader { left: value, flexible: false };
     let version = reader.i16()?;
@@ -170,7 +170,7 @@ impl<'a> Reader<'a> {
         Err(RecordError::Malformed)
     }
 
-    /// The length of an array, or none for null.
+    /// The length of an array, or `None` for null.
     fn array(&mut self) -> Result<Option<usize>, RecordError> {
         if self.flexible {
             return Ok(self.varint()?.checked_sub(1).map(|n| n as usize));
@@ -233,7 +233,7 @@ fn put_varint(out: &mut BytesMut, mut value: u32) {
     out.put_u8(value as u8);
 }
 
-/// Lengths travel as one more than they are, so that 0 can mean null.
+/// Lengths are encoded as one more than they are, so that 0 means null.
 fn put_length(out: &mut BytesMut, len: usize) {
     put_varint(out, u32::try_from(len + 1).unwrap_or(u32::MAX));
 }
@@ -314,7 +314,7 @@ mod tests {
     }
 
     #[test]
-    fn every_cut_and_flip_is_survived() {
+    fn truncated_or_corrupted_values_never_panic() {
         let mut txn = sample();
         txn.previous_id = 1;
         let value = encode_value(&txn);

@@ -1,8 +1,8 @@
-//! The durable image of one transactional id, and the transitions between such images.
+//! The durable image of one transactional id, and the transitions between images.
 //!
-//! Pure values: a transition makes the next image and changes nothing; the coordinator adopts it when it is
-//! durable. Invariant: `partitions` is empty unless the state is Ongoing or Prepare*, and never holds more
-//! after Ongoing than Ongoing held.
+//! Pure values: a transition returns the next image and changes nothing; the coordinator adopts it when it is
+//! durable. Invariant: `partitions` is empty unless the state is Ongoing or Prepare*, and never holds more after
+//! Ongoing than Ongoing held.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -13,10 +13,10 @@ use super::api::TopicPartition;
 
 /// No producer id, no epoch.
 pub(super) const NONE: i16 = -1;
-/// The last epoch a client is ever given; the one above it is kept for fencing.
+/// The last epoch a client ever gets; the one above it is reserved for fencing.
 pub const LAST_EPOCH: i16 = i16::MAX - 1;
 
-/// Where a transaction is in its life, with Kafka's numbers.
+/// The state of a transaction, with Kafka's numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(i8)]
 pub enum State {
@@ -39,7 +39,7 @@ pub enum State {
 }
 
 impl State {
-    /// Every state.
+    /// All states.
     pub const ALL: [Self; 8] = [
         Self::Empty,
         Self::Ongoing,
@@ -51,7 +51,7 @@ impl State {
         Self::PrepareEpochFence,
     ];
 
-    /// Kafka's name.
+    /// Kafka's name of the state.
     pub fn name(self) -> &'static str {
         match self {
             Self::Empty => "Empty",
@@ -65,51 +65,52 @@ impl State {
         }
     }
 
-    /// Whether a transaction has begun and not ended.
+    /// True if a transaction has begun and not ended.
     pub fn is_running(self) -> bool {
         matches!(self, Self::Ongoing | Self::PrepareCommit | Self::PrepareAbort | Self::PrepareEpochFence)
     }
 
-    /// Whether the decision is made and markers are being written.
+    /// True if the decision is made and markers are being written.
     pub(super) fn is_preparing(self) -> bool {
         matches!(self, Self::PrepareCommit | Self::PrepareAbort)
     }
 }
 
-/// What `__transaction_state` keeps of one transactional id.
+/// The image of one transactional id in `__transaction_state`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Transaction {
-    /// The producer.
+    /// The current producer id.
     pub producer_id: i64,
-    /// The producer id before the epochs of that one ran out, or -1.
+    /// The previous producer id, replaced because its epochs were exhausted; or -1.
     pub previous_id: i64,
-    /// The epoch of the only producer that may go on; -1 before the first InitProducerId is durable.
+    /// The current producer epoch, which fences all lower ones; -1 before the first InitProducerId is durable.
     pub epoch: i16,
-    /// The epoch before the last bump that the producer itself asked for, or -1. Lets it repeat the request
-    /// when the answer was lost; any other bump forgets it.
+    /// The epoch before the last bump that the producer itself requested, or -1. Lets it retry the request when the
+    /// response was lost; any other bump clears it.
     pub last_epoch: i16,
-    /// The producer id that takes over when the markers are written, because the epochs of this one ran out; or -1.
+    /// The producer id that takes over when the markers are written, because the epochs of this one are exhausted; or
+    /// -1.
     pub next_id: i64,
-    /// Whether the open transaction, or the last one, ends under a newer epoch than its records have (transaction
-    /// version 2).
+    /// True if the open transaction, or the last one, ends under a newer epoch than its records (transaction version
+    /// 2).
     pub epoch_per_transaction: bool,
-    /// After how long an open transaction is aborted.
+    /// The transaction timeout.
     pub timeout_ms: i32,
-    /// See [`State`].
+    /// The transaction state.
     pub state: State,
-    /// What the transaction writes to.
+    /// The partitions of the transaction.
     pub partitions: BTreeSet<TopicPartition>,
-    /// Wall time of the first partition, or -1.
+    /// Wall time at which the first partition was added, or -1.
     pub start_ms: i64,
     /// Wall time of the last change.
     pub updated_ms: i64,
 }
 
-/// A transaction as a client names it: producer id and epoch.
+/// A producer's claim to a transaction: its producer id and epoch.
 pub(super) type Claim = (i64, i16);
 
 impl Transaction {
-    /// A transactional id that nobody has used.
+    /// The image of an unused transactional id.
     pub(super) fn new(producer_id: i64, timeout_ms: i32, wall_ms: i64) -> Self {
         Self {
             producer_id,
@@ -126,10 +127,11 @@ impl Transaction {
         }
     }
 
-    /// Checks a client that says which producer it is.
+    /// Checks the producer id and epoch of a client.
     pub(super) fn check_claim(&self, (producer_id, epoch): Claim) -> Result<(), ErrorCode> {
         if self.next_id != -1 && (producer_id, epoch) == (self.next_id, 0) {
-            // It goes on under the id it was given with the end of the transaction whose markers are being written.
+            // It continues under the producer id it got with the end of the transaction whose markers are being
+            // written.
             Err(ErrorCode::ConcurrentTransactions)
         } else if self.producer_id != producer_id {
             Err(ErrorCode::InvalidProducerIdMapping)
@@ -140,31 +142,31 @@ impl Transaction {
         }
     }
 
-    /// Whether a client repeats the end of a transaction that has an epoch of its own: it names the epoch before.
+    /// True if a client retries the end of a transaction that has its own epoch: it has the previous epoch.
     pub(super) fn is_repeated_end(&self, (producer_id, epoch): Claim) -> bool {
         let bumped = producer_id == self.producer_id && epoch.checked_add(1) == Some(self.epoch);
         let exhausted = producer_id == self.previous_id && epoch == LAST_EPOCH && self.epoch == 0;
         self.epoch_per_transaction && epoch >= 0 && (bumped || exhausted)
     }
 
-    /// What the producer goes on as.
+    /// The producer id and epoch of the next transaction.
     pub(super) fn successor(&self) -> Claim {
         if self.next_id == -1 { (self.producer_id, self.epoch) } else { (self.next_id, 0) }
     }
 
-    /// Whether a client that asks for a new epoch and says what it has may get one.
+    /// Checks whether a client that requests a new epoch, and sends its current one, may get it.
     fn check_current(&self, current: Option<Claim>) -> Result<(), ErrorCode> {
         let Some((producer_id, epoch)) = current else { return Ok(()) };
         let fits = self.epoch == NONE
             || (producer_id == self.producer_id && epoch == self.epoch)
-            // The answer to its last bump was lost, perhaps one that exhausted the epochs of the old id.
+            // The response to its last bump was lost, perhaps one that exhausted the epochs of the old id.
             || (self.last_epoch != NONE
                 && epoch == self.last_epoch
                 && (producer_id == self.producer_id || producer_id == self.previous_id));
         if fits { Ok(()) } else { Err(ErrorCode::ProducerFenced) }
     }
 
-    /// A new epoch for a producer that starts, or that starts again after an error.
+    /// A new epoch for a producer that starts, or that recovers after an error.
     pub(super) fn init(
         &self,
         timeout_ms: i32,
@@ -183,7 +185,7 @@ impl Transaction {
         };
         let repeated = self.epoch != NONE && current.is_some_and(|c| c != (self.producer_id, self.epoch));
         if repeated && self.epoch <= LAST_EPOCH {
-            return Ok(next); // It was bumped already.
+            return Ok(next); // The epoch was bumped already.
         }
         next.last_epoch = current.map_or(NONE, |(_, epoch)| epoch);
         if self.epoch == NONE {
@@ -199,15 +201,15 @@ impl Transaction {
         Ok(next)
     }
 
-    /// Whether a client that asks for a new epoch may end the transaction that is open.
+    /// Checks whether a client that requests a new epoch may abort the open transaction.
     pub(super) fn check_fence(&self, current: Option<Claim>) -> Result<(), ErrorCode> {
         // A zombie must not abort the transaction of the producer that replaced it.
         let zombie = current.is_some_and(|c| c != (self.producer_id, self.epoch));
         if zombie { Err(ErrorCode::ProducerFenced) } else { Ok(()) }
     }
 
-    /// Fences the producer and aborts its transaction, in one step. With `by_itself` it is the producer that
-    /// asks, so it may come back with the epoch it has.
+    /// Fences the producer and aborts its transaction, in one step. With `by_itself` the producer itself requested
+    /// it, so it may retry with its current epoch.
     pub(super) fn fence(&self, by_itself: bool, wall_ms: i64) -> Self {
         let mut next = self.end(false, wall_ms);
         next.epoch = self.epoch.saturating_add(1);
@@ -234,19 +236,19 @@ impl Transaction {
         next
     }
 
-    /// Decides.
+    /// Decides the transaction.
     pub(super) fn end(&self, commit: bool, wall_ms: i64) -> Self {
         let state = if commit { State::PrepareCommit } else { State::PrepareAbort };
         Self { state, updated_ms: wall_ms, ..self.clone() }
     }
 
-    /// Decides for a producer that gets a new epoch with every transaction (transaction version 2). `fresh_id` is for one
-    /// whose epochs have run out.
+    /// Decides the transaction of a producer that gets a new epoch with every transaction (transaction version 2).
+    /// `fresh_id` is for one whose epochs are exhausted.
     pub(super) fn end_with_new_epoch(&self, commit: bool, fresh_id: i64, wall_ms: i64) -> Self {
         let mut next = self.end(commit, wall_ms);
         next.epoch_per_transaction = true;
         next.last_epoch = self.epoch;
-        // The one above the last is for the markers alone.
+        // The epoch above the last one is for markers only.
         next.epoch = self.epoch.saturating_add(1);
         if self.epoch >= LAST_EPOCH {
             next.next_id = fresh_id;
@@ -254,7 +256,7 @@ impl Transaction {
         next
     }
 
-    /// The decision is on every partition.
+    /// The markers are on every partition.
     pub(super) fn complete(&self, wall_ms: i64) -> Self {
         let commit = self.state == State::PrepareCommit;
         let state = if commit { State::CompleteCommit } else { State::CompleteAbort };
@@ -268,7 +270,7 @@ impl Transaction {
     }
 }
 
-/// Partitions by topic, as requests and records carry them.
+/// Groups partitions by topic, as in requests and records.
 pub(super) fn by_topic<'a>(
     partitions: impl IntoIterator<Item = &'a TopicPartition>,
 ) -> Vec<(Arc<str>, Vec<i32>)> {

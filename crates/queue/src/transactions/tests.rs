@@ -1,16 +1,16 @@
-//! The coordinator in scenarios, and under storms of requests, failures and crashes.
+//! The transaction coordinator in scenarios, and under randomized requests, failures and crashes.
 
-mod storm;
-mod world;
+mod harness;
+mod randomized;
 
 use moim_wire_kafka::ErrorCode;
 
 use super::*;
-use world::{WALL, World, add, add_at, end, end_at, init, init_at};
+use harness::{Harness, WALL, add, add_at, end, end_at, init, init_at};
 
-/// A world where `x` has an open transaction on partitions 0 and 1.
-fn ongoing() -> (World, (i64, i16)) {
-    let mut w = World::new();
+/// A harness where `x` has an open transaction on partitions 0 and 1.
+fn ongoing() -> (Harness, (i64, i16)) {
+    let mut w = Harness::new();
     let reply = w.ask(init("x", None));
     let producer = (reply.producer_id, reply.producer_epoch);
     assert_eq!(w.ask(add("x", producer, &[0, 1])).error, ErrorCode::None);
@@ -18,8 +18,8 @@ fn ongoing() -> (World, (i64, i16)) {
     (w, producer)
 }
 
-/// Puts `x` into a state. Gives its producer.
-fn in_state(state: State) -> (World, (i64, i16)) {
+/// Puts `x` into a state. Returns its producer.
+fn in_state(state: State) -> (Harness, (i64, i16)) {
     let (mut w, producer) = ongoing();
     match state {
         State::Ongoing => {}
@@ -55,7 +55,7 @@ const RESTING: [State; 6] = [
 ];
 
 #[test]
-fn a_transaction_commits() {
+fn transaction_commits() {
     let (mut w, producer) = ongoing();
     assert_eq!(producer, (101, 0));
     let token = w.send(end("x", producer, true));
@@ -104,7 +104,7 @@ fn add_partitions_by_state() {
     }
     let (mut w, producer) = ongoing();
     assert_eq!(w.ask(add("x", producer, &[1])).error, ErrorCode::None);
-    assert_eq!(w.c.next_deadline(), Some(60_000), "what is known already gives no more time");
+    assert_eq!(w.c.next_deadline(), Some(60_000), "an added partition does not extend the timeout");
     let input = |token, _| Input::AddOffsets {
         token,
         version: 3,
@@ -118,11 +118,11 @@ fn add_partitions_by_state() {
 }
 
 #[test]
-fn a_coordinator_that_was_replaced_cannot_say_that_something_is_so_already() {
+fn replaced_coordinator_cannot_confirm_an_unchanged_state() {
     let lost = Err(ErrorCode::NotLeaderOrFollower);
     let (mut w, producer) = ongoing();
     let token = w.send(add("x", producer, &[1]));
-    assert_eq!(w.answers[&token], None, "not before it is known that this one can write");
+    assert_eq!(w.answers[&token], None, "not before a write has succeeded");
     w.persist(lost);
     assert_eq!(w.answers[&token].unwrap().error, ErrorCode::NotCoordinator);
     for (state, commit) in [(State::CompleteCommit, true), (State::CompleteAbort, false)] {
@@ -131,13 +131,17 @@ fn a_coordinator_that_was_replaced_cannot_say_that_something_is_so_already() {
         assert_eq!(w.answers[&token], None, "{state:?}");
         w.persist(lost);
         assert_eq!(w.answers[&token].unwrap().error, ErrorCode::NotCoordinator);
-        assert_eq!(w.ask(end("x", producer, commit)).error, ErrorCode::None, "one that can write says so");
+        assert_eq!(
+            w.ask(end("x", producer, commit)).error,
+            ErrorCode::None,
+            "a coordinator that can write succeeds"
+        );
         assert_eq!(w.state("x"), state.name());
     }
 }
 
 #[test]
-fn who_is_refused_and_how_by_version() {
+fn fencing_errors_by_version() {
     use ErrorCode::*;
     let (mut w, (id, epoch)) = ongoing();
     let table = [
@@ -177,12 +181,12 @@ fn who_is_refused_and_how_by_version() {
         };
         assert_eq!(w.ask(input).error, InvalidTransactionTimeout);
     }
-    assert_eq!(w.c.len(), 1, "refused ids leave nothing behind");
+    assert_eq!(w.c.len(), 1, "rejected ids leave no state");
 }
 
 #[test]
-fn an_idempotent_producer_just_gets_an_id() {
-    let mut w = World::new();
+fn idempotent_producer_gets_a_producer_id() {
+    let mut w = Harness::new();
     let input = |token, fresh_id| Input::InitProducerId {
         token,
         version: 4,
@@ -215,7 +219,7 @@ fn init_by_state() {
 }
 
 #[test]
-fn a_new_producer_aborts_what_the_old_one_left_open() {
+fn new_producer_aborts_the_open_transaction() {
     let (mut w, (id, epoch)) = ongoing();
     assert_eq!(w.ask(init("x", None)).error, ErrorCode::ConcurrentTransactions);
     assert!(w.markers.iter().all(|m| !m.commit && m.producer == (id, epoch + 1)));
@@ -226,7 +230,7 @@ fn a_new_producer_aborts_what_the_old_one_left_open() {
 }
 
 #[test]
-fn a_bump_may_be_repeated_even_after_a_crash() {
+fn epoch_bump_retry_succeeds_after_crash() {
     let (mut w, (id, epoch)) = in_state(State::CompleteAbort);
     for crash in [false, true, true] {
         let reply = w.ask(init("x", Some((id, epoch))));
@@ -235,14 +239,14 @@ fn a_bump_may_be_repeated_even_after_a_crash() {
             w.restart();
         }
     }
-    // Somebody else starts: the right to repeat is gone.
+    // Another producer instance starts: the retry is no longer possible.
     assert_eq!(w.ask(init("x", None)).producer_epoch, epoch + 2);
     assert_eq!(w.ask(init("x", Some((id, epoch)))).error, ErrorCode::ProducerFenced);
     assert_eq!(w.ask(init("x", Some((id, epoch + 1)))).error, ErrorCode::ProducerFenced);
 }
 
 #[test]
-fn a_producer_that_bumps_in_the_middle_of_its_transaction_comes_back() {
+fn producer_that_bumps_within_its_transaction_continues() {
     let (mut w, (id, epoch)) = ongoing();
     assert_eq!(w.ask(init("x", Some((id, epoch)))).error, ErrorCode::ConcurrentTransactions);
     w.settle();
@@ -251,7 +255,7 @@ fn a_producer_that_bumps_in_the_middle_of_its_transaction_comes_back() {
 }
 
 #[test]
-fn a_zombie_that_bumps_does_not_abort_its_successor() {
+fn zombie_bump_does_not_abort_its_successor() {
     let (mut w, (id, epoch)) = in_state(State::Empty);
     w.ask(add("x", (id, epoch), &[0]));
     assert_eq!(w.ask(init("x", Some((id, epoch - 1)))).error, ErrorCode::ProducerFenced);
@@ -259,8 +263,8 @@ fn a_zombie_that_bumps_does_not_abort_its_successor() {
 }
 
 #[test]
-fn exhausted_epochs_bring_a_new_producer_id() {
-    let mut w = World::new();
+fn exhausted_epochs_allocate_a_new_producer_id() {
+    let mut w = Harness::new();
     let mut txn = Transaction::new(50, 60_000, WALL);
     txn.epoch = i16::MAX - 2;
     w.log.push((encode_key("x"), Some(encode_value(&txn))));
@@ -275,25 +279,25 @@ fn exhausted_epochs_bring_a_new_producer_id() {
     let fresh = w.ask(init("x", Some((50, i16::MAX - 1))));
     assert_eq!((fresh.error, fresh.producer_epoch), (ErrorCode::None, 0));
     assert_ne!(fresh.producer_id, 50);
-    // The answer was lost: the same again, also after a crash.
+    // The response was lost: the retry gets the same result, also after a crash.
     w.restart();
     assert_eq!(w.ask(init("x", Some((50, i16::MAX - 1)))), fresh);
     assert_eq!(w.ask(add("x", (50, i16::MAX), &[0])).error, ErrorCode::InvalidProducerIdMapping);
 }
 
 #[test]
-fn an_unknown_producer_that_recovers_starts_anew() {
-    let mut w = World::new();
+fn unknown_recovering_producer_starts_anew() {
+    let mut w = Harness::new();
     let reply = w.ask(init("x", Some((9, 4))));
     assert_eq!((reply.error, reply.producer_id, reply.producer_epoch), (ErrorCode::None, 101, 0));
 }
 
 #[test]
-fn a_transaction_that_takes_too_long_is_aborted_and_its_producer_fenced() {
+fn timed_out_transaction_is_aborted_and_its_producer_fenced() {
     let (mut w, (id, epoch)) = ongoing();
     w.advance(30_000);
     w.ask(add("x", (id, epoch), &[2]));
-    assert_eq!(w.c.next_deadline(), Some(60_000), "more partitions give no more time");
+    assert_eq!(w.c.next_deadline(), Some(60_000), "more partitions do not extend the timeout");
     w.advance(29_999);
     assert!(w.writes.is_empty());
     w.advance(1);
@@ -307,12 +311,12 @@ fn a_transaction_that_takes_too_long_is_aborted_and_its_producer_fenced() {
 }
 
 #[test]
-fn a_restart_keeps_the_time_that_is_left() {
+fn restart_keeps_the_remaining_timeout() {
     let (mut w, _) = ongoing();
     w.advance(50_000);
     w.restart();
     assert_eq!(w.c.next_deadline(), Some(60_000));
-    // A wall clock that went back gives no more than the whole timeout.
+    // A wall clock that moved back gives at most the whole timeout.
     let mut c = Coordinator::new(Config::default(), 7);
     c.set_wall_ms(0, 0);
     for (key, value) in &w.log {
@@ -323,13 +327,13 @@ fn a_restart_keeps_the_time_that_is_left() {
 }
 
 #[test]
-fn a_restart_carries_out_what_was_decided() {
+fn restart_completes_decided_transactions() {
     for commit in [true, false] {
         let (mut w, producer) = ongoing();
         w.ask(end("x", producer, commit));
         w.mark(0, Ok(()));
         w.restart();
-        assert_eq!(w.markers.len(), 2, "all partitions again: it is not known which have theirs");
+        assert_eq!(w.markers.len(), 2, "all partitions again: unknown which have their marker");
         assert!(w.markers.iter().all(|m| m.commit == commit));
         w.settle();
         assert_eq!(w.state("x"), if commit { "CompleteCommit" } else { "CompleteAbort" });
@@ -337,11 +341,11 @@ fn a_restart_carries_out_what_was_decided() {
 }
 
 #[test]
-fn failed_markers_are_sent_again_and_only_they() {
+fn only_failed_markers_are_resent() {
     let (mut w, producer) = ongoing();
     w.ask(end("x", producer, true));
     w.mark(0, Err(ErrorCode::NotLeaderOrFollower));
-    assert_eq!(w.c.next_deadline(), None, "the other one is still on its way");
+    assert_eq!(w.c.next_deadline(), None, "the other marker is still in flight");
     w.mark(0, Ok(()));
     for pause in [20, 40, 80, 160, 320, 640, 1_280, 2_000, 2_000] {
         assert_eq!(w.c.next_deadline(), Some(w.now + pause));
@@ -356,7 +360,7 @@ fn failed_markers_are_sent_again_and_only_they() {
 }
 
 #[test]
-fn markers_that_can_never_be_written_do_not_hold_the_id() {
+fn permanently_failed_markers_do_not_block_the_id() {
     for gone in [ErrorCode::UnknownTopicOrPartition, ErrorCode::InvalidProducerEpoch] {
         let (mut w, producer) = ongoing();
         w.ask(end("x", producer, true));
@@ -369,18 +373,18 @@ fn markers_that_can_never_be_written_do_not_hold_the_id() {
     w.ask(end("x", producer, true));
     w.mark(0, Err(ErrorCode::TransactionCoordinatorFenced));
     w.mark(0, Ok(()));
-    assert!(w.writes.is_empty() && w.c.next_deadline().is_none(), "another coordinator has it");
+    assert!(w.writes.is_empty() && w.c.next_deadline().is_none(), "another coordinator owns the id");
 }
 
 #[test]
-fn a_failed_write_changes_nothing_and_is_told() {
+fn failed_write_changes_nothing_and_returns_an_error() {
     let (mut w, producer) = ongoing();
     let table = [
         (ErrorCode::NotEnoughReplicas, ErrorCode::CoordinatorNotAvailable),
         (ErrorCode::KafkaStorageError, ErrorCode::NotCoordinator),
         (ErrorCode::MessageTooLarge, ErrorCode::UnknownServerError),
     ];
-    for (error, told) in table {
+    for (error, reported) in table {
         let before = w.c.transaction("x").cloned();
         let tokens = [w.send(end("x", producer, true))];
         w.persist(Err(error));
@@ -389,7 +393,7 @@ fn a_failed_write_changes_nothing_and_is_told() {
         let tokens = [tokens[0], tokens[1], w.send(init("x", None))];
         w.persist(Err(error));
         for token in tokens {
-            assert_eq!(w.answers[&token].unwrap().error, told);
+            assert_eq!(w.answers[&token].unwrap().error, reported);
         }
         assert!(w.markers.is_empty());
         assert_eq!(w.c.transaction("x").cloned(), before);
@@ -401,7 +405,7 @@ fn a_failed_write_changes_nothing_and_is_told() {
 }
 
 #[test]
-fn writes_that_nobody_waits_for_are_tried_again() {
+fn writes_without_a_waiting_request_are_retried() {
     let (mut w, producer) = ongoing();
     w.ask(end("x", producer, true));
     w.mark(0, Ok(()));
@@ -424,7 +428,7 @@ fn writes_that_nobody_waits_for_are_tried_again() {
 }
 
 #[test]
-fn requests_during_a_write_come_too_early() {
+fn requests_during_a_write_get_concurrent_transactions() {
     let (mut w, producer) = ongoing();
     w.send(end("x", producer, true));
     let tokens =
@@ -436,7 +440,7 @@ fn requests_during_a_write_come_too_early() {
 }
 
 #[test]
-fn verify_tells_whether_a_partition_is_covered() {
+fn verify_checks_partition_membership() {
     use ErrorCode::*;
     let (w, (id, epoch)) = ongoing();
     let table = [
@@ -470,7 +474,7 @@ fn idle_ids_expire_and_leave_a_tombstone() {
     w.advance(week - 1);
     assert!(w.writes.is_empty());
     w.advance(1);
-    assert_eq!(w.state("x"), "-", "an id that is being deleted is not there");
+    assert_eq!(w.state("x"), "-", "an id that is being deleted is not visible");
     let token = w.send(init("x", None));
     assert_eq!(w.answers[&token].unwrap().error, ErrorCode::ConcurrentTransactions);
     w.persist(Err(ErrorCode::NotEnoughReplicas));
@@ -520,7 +524,7 @@ fn listing_filters_by_state_producer_and_duration() {
 }
 
 #[test]
-fn nothing_is_answered_before_the_log_is_read() {
+fn requests_before_the_load_completes_are_rejected() {
     let mut c = Coordinator::new(Config::default(), 0);
     let effects = c.step(0, end("x", (1, 1), true)(Token(1), 0));
     assert_eq!(effects, [Effect::Reply(Token(1), Reply::of(ErrorCode::CoordinatorLoadInProgress))]);
@@ -529,38 +533,38 @@ fn nothing_is_answered_before_the_log_is_read() {
 }
 
 #[test]
-fn ids_are_kept_where_kafka_keeps_them() {
+fn transactional_id_partition_matches_kafka() {
     for (id, partition) in [("", 0), ("a", 47), ("transactions", 19), ("ü", 2), ("polygenelubricants", 0)] {
         assert_eq!(partition_for(id, 50), partition);
     }
 }
 
 /// A transaction of a client that gets an epoch with every transaction.
-fn ongoing_own_epoch() -> (World, (i64, i16)) {
-    let mut w = World::new();
+fn ongoing_own_epoch() -> (Harness, (i64, i16)) {
+    let mut w = Harness::new();
     let reply = w.ask(init("x", None));
     let producer = (reply.producer_id, reply.producer_epoch);
     assert_eq!(w.ask(add_at(5, "x", producer, &[0, 1])).error, ErrorCode::None);
     (w, producer)
 }
 
-fn end_own_epoch(w: &mut World, producer: (i64, i16), commit: bool) -> Reply {
+fn end_own_epoch(w: &mut Harness, producer: (i64, i16), commit: bool) -> Reply {
     w.ask(end_at(5, "x", producer, commit))
 }
 
 #[test]
-fn every_end_of_version_2_gives_the_producer_a_new_epoch() {
+fn version_2_end_bumps_the_producer_epoch() {
     for commit in [true, false] {
         let (mut w, (id, epoch)) = ongoing_own_epoch();
         let reply = end_own_epoch(&mut w, (id, epoch), commit);
         let next = (id, epoch + 1);
         assert_eq!((reply.error, reply.producer_id, reply.producer_epoch), (ErrorCode::None, id, epoch + 1));
-        let told: Vec<_> = w.markers.iter().map(|m| (m.producer, m.commit, m.own_epoch)).collect();
-        assert_eq!(told, [(next, commit, true); 2], "the markers have the new epoch");
-        // Repeated because the answer was lost.
+        let reported: Vec<_> = w.markers.iter().map(|m| (m.producer, m.commit, m.own_epoch)).collect();
+        assert_eq!(reported, [(next, commit, true); 2], "the markers have the new epoch");
+        // A retry because the response was lost.
         assert_eq!(end_own_epoch(&mut w, (id, epoch), commit).error, ErrorCode::ConcurrentTransactions);
         assert_eq!(end_own_epoch(&mut w, (id, epoch), !commit).error, ErrorCode::InvalidTxnState);
-        // What was sent before the end comes after it.
+        // A request sent before the end arrives after it.
         let late = w.ask(add_at(5, "x", (id, epoch), &[2]));
         assert_eq!(late.error, ErrorCode::ProducerFenced);
         assert_eq!(w.ask(add_at(5, "x", next, &[2])).error, ErrorCode::ConcurrentTransactions);
@@ -576,19 +580,23 @@ fn every_end_of_version_2_gives_the_producer_a_new_epoch() {
 }
 
 #[test]
-fn version_2_ends_what_has_no_partitions() {
-    let mut w = World::new();
+fn version_2_ends_transactions_without_partitions() {
+    let mut w = Harness::new();
     let reply = w.ask(init("x", None));
     let producer = (reply.producer_id, reply.producer_epoch);
     assert_eq!(end_own_epoch(&mut w, producer, true).error, ErrorCode::InvalidTxnState);
-    assert_eq!(end_own_epoch(&mut w, producer, false).producer_epoch, 1, "an abort of nothing is one");
+    assert_eq!(
+        end_own_epoch(&mut w, producer, false).producer_epoch,
+        1,
+        "an abort without partitions succeeds"
+    );
     w.settle();
     assert_eq!(w.state("x"), "CompleteAbort");
     assert_eq!(end_own_epoch(&mut w, (producer.0, 1), false).producer_epoch, 2);
 }
 
 #[test]
-fn a_commit_that_a_timeout_overtook_is_of_an_old_epoch() {
+fn commit_after_timeout_abort_gets_invalid_producer_epoch() {
     let (mut w, (id, epoch)) = ongoing_own_epoch();
     w.advance(60_000);
     w.persist_all();
@@ -598,14 +606,14 @@ fn a_commit_that_a_timeout_overtook_is_of_an_old_epoch() {
     assert_eq!(end_own_epoch(&mut w, (id, epoch), false).error, ErrorCode::ConcurrentTransactions);
     w.settle();
     assert_eq!(end_own_epoch(&mut w, (id, epoch), true).error, ErrorCode::InvalidProducerEpoch);
-    // It wishes the same, and goes on.
+    // An abort succeeds, and the producer continues.
     let reply = end_own_epoch(&mut w, (id, epoch), false);
     assert_eq!((reply.error, reply.producer_id, reply.producer_epoch), (ErrorCode::None, id, epoch + 1));
     assert_eq!(w.ask(add_at(5, "x", (id, epoch + 1), &[0])).error, ErrorCode::None);
 }
 
 #[test]
-fn a_producer_whose_epochs_run_out_goes_on_under_another_id() {
+fn exhausted_producer_continues_under_a_new_producer_id() {
     let (mut w, (id, _)) = ongoing_own_epoch();
     w.settle();
     let mut txn = w.c.transaction("x").unwrap().clone();
@@ -616,7 +624,7 @@ fn a_producer_whose_epochs_run_out_goes_on_under_another_id() {
     let next = (reply.producer_id, reply.producer_epoch);
     assert_eq!((reply.error, next.1), (ErrorCode::None, 0));
     assert_ne!(next.0, id);
-    assert!(w.markers.iter().all(|m| m.producer == (id, i16::MAX)), "the markers are of the old id");
+    assert!(w.markers.iter().all(|m| m.producer == (id, i16::MAX)), "the markers have the old id");
     assert_eq!(w.ask(add_at(5, "x", next, &[0])).error, ErrorCode::ConcurrentTransactions);
     w.restart();
     w.settle();
@@ -627,7 +635,7 @@ fn a_producer_whose_epochs_run_out_goes_on_under_another_id() {
 }
 
 #[test]
-fn a_producer_may_use_version_1_and_then_version_2() {
+fn producer_may_switch_from_version_1_to_version_2() {
     let (mut w, producer) = ongoing();
     assert_eq!(w.ask(end("x", producer, true)).error, ErrorCode::None);
     assert!(w.markers.iter().all(|m| !m.own_epoch && m.producer == producer));

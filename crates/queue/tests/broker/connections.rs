@@ -1,4 +1,4 @@
-//! What one connection may do to itself and to others.
+//! Connection limits and isolation: what one connection may do to itself and to others.
 
 use std::io::{ErrorKind, Read, Write};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -17,7 +17,7 @@ use moim_wire_kafka::messages::*;
 use crate::support::{Client, batch_of, one_batch, start, start_on, start_with};
 
 #[test]
-fn pipelined_requests_are_all_answered_however_large_the_answers() {
+fn pipelined_requests_with_large_responses_are_all_answered() {
     const REQUESTS: usize = 600;
     let running = start();
     let mut client = Client::connect(&running);
@@ -34,9 +34,9 @@ fn pipelined_requests_are_all_answered_however_large_the_answers() {
 }
 
 #[test]
-fn a_disk_that_falls_behind_slows_producers_and_refuses_none() {
+fn slow_disk_delays_producers_and_rejects_none() {
     const BATCHES: i64 = 600;
-    // Room for a few batches only: the broker must stop reading again and again.
+    // Memory for a few batches only: the broker must stop reading again and again.
     let store = StoreOptions { recent_bytes: 64 << 10, ..StoreOptions::default() };
     let running = start_on(store, |_| {});
     let mut client = Client::connect(&running);
@@ -54,24 +54,25 @@ fn a_disk_that_falls_behind_slows_producers_and_refuses_none() {
 }
 
 #[test]
-fn large_requests_that_never_end_leave_room_for_small_ones() {
+fn incomplete_large_requests_leave_memory_for_small_ones() {
     // The broker reserves up to 4 MiB for the first MiB: more than there is, less than twice as much.
     let running = start_with(|options| options.request_memory_bytes = 3 << 20);
     let mut slow = Client::connect(&running);
     slow.stream.write_all(&(50i32 << 20).to_be_bytes()).unwrap();
-    slow.stream.write_all(&vec![0; 1 << 20]).unwrap();
+    // The broker may close the connection as soon as the reservation fails.
+    let began = slow.stream.write_all(&vec![0; 1 << 20]);
     let mut other = Client::connect(&running);
     other.create_topic("t", 1);
-    // What goes on beyond all measure is cut off.
-    let written = slow.stream.write_all(&vec![0; 20 << 20]);
+    // A frame far beyond the memory limit is rejected.
+    let written = began.and_then(|()| slow.stream.write_all(&vec![0; 20 << 20]));
     let read = written.and_then(|()| slow.stream.read(&mut [0]));
     let cut = read.as_ref().map_or_else(|e| e.kind() != ErrorKind::WouldBlock, |n| *n == 0);
-    assert!(cut, "one request holds many times the memory that all may have: {read:?}");
+    assert!(cut, "one request holds many times the memory limit of all: {read:?}");
     other.create_topic("u", 1);
 }
 
 #[test]
-fn half_finished_large_requests_lose_their_memory_when_others_need_it() {
+fn incomplete_large_requests_are_closed_when_memory_is_short() {
     const MEMORY: usize = 8 << 20;
     let running = start_with(|options| {
         options.request_memory_bytes = MEMORY / 2;
@@ -81,7 +82,7 @@ fn half_finished_large_requests_lose_their_memory_when_others_need_it() {
     let mut slow: Vec<Client> = (0..4).map(|_| Client::connect(&running)).collect();
     for client in &mut slow {
         client.stream.write_all(&(3i32 << 20).to_be_bytes()).unwrap();
-        // Some of it stays in the socket when the memory is spent.
+        // Some of it stays in the socket when the memory is exhausted.
         client.stream.write_all(&vec![0; 200 << 10]).unwrap();
     }
     let mut other = Client::connect(&running);
@@ -89,11 +90,11 @@ fn half_finished_large_requests_lose_their_memory_when_others_need_it() {
     other.create_topic("t", 1);
     let deadline = Instant::now() + Duration::from_secs(20);
     while running.broker.request_memory_bytes() < MEMORY / 2 {
-        assert!(Instant::now() < deadline, "half of a request holds no memory");
+        assert!(Instant::now() < deadline, "an incomplete request holds no memory");
         std::thread::sleep(Duration::from_millis(1));
     }
-    other.produce("t", b"small requests need not wait");
-    // A large one waits until those that do not go on are cut off.
+    other.produce("t", b"small requests do not wait");
+    // A large one waits until the clients that make no progress are disconnected.
     other.produce("t", &vec![7; 900_000]);
     assert!(running.broker.request_memory_bytes() <= MEMORY);
     let mut left = 0;
@@ -103,13 +104,16 @@ fn half_finished_large_requests_lose_their_memory_when_others_need_it() {
     }
     assert_eq!(left, 0);
     while running.broker.request_memory_bytes() > 0 {
-        assert!(Instant::now() < deadline + Duration::from_secs(20), "memory of clients that left is kept");
+        assert!(
+            Instant::now() < deadline + Duration::from_secs(20),
+            "memory of disconnected clients is not released"
+        );
         std::thread::sleep(Duration::from_millis(5));
     }
 }
 
 #[test]
-fn a_client_that_never_reads_its_answers_is_cut_off() {
+fn client_that_never_reads_responses_is_disconnected() {
     // Longer than a busy machine takes between two of the requests below.
     let running = start_with(|options| options.idle_connection_ms = 3_000);
     let mut client = Client::connect(&running);
@@ -127,13 +131,13 @@ fn a_client_that_never_reads_its_answers_is_cut_off() {
     }
     let deadline = Instant::now() + Duration::from_secs(20);
     while running.broker.summary().connections > 0 {
-        assert!(Instant::now() < deadline, "the connection is kept for ever");
+        assert!(Instant::now() < deadline, "the connection is never closed");
         std::thread::sleep(Duration::from_millis(20));
     }
 }
 
 #[test]
-fn clients_that_never_read_hold_no_more_than_their_share_and_are_cut_off_when_others_wait() {
+fn clients_that_never_read_are_limited_and_disconnected_when_memory_is_short() {
     const MEMORY: usize = 4 << 20;
     // Everything stays in memory, where responses would hold it.
     let store = StoreOptions { recent_bytes: 256 << 20, ..StoreOptions::default() };
@@ -159,7 +163,8 @@ fn clients_that_never_read_hold_no_more_than_their_share_and_are_cut_off_when_ot
             client.stream.write_all(&frame).unwrap();
         }
     }
-    // Another client waits at most until those that read nothing are cut off, and no producer waits for them.
+    // Another client waits at most until the clients that read nothing are disconnected, and no producer waits for
+    // them.
     for offset in 0..24 {
         let response: FetchResponse = client.call(&fetch(offset), 6).unwrap();
         let partition = &response.responses[0].partitions[0];
@@ -171,13 +176,13 @@ fn clients_that_never_read_hold_no_more_than_their_share_and_are_cut_off_when_ot
     drop(hung);
     let deadline = Instant::now() + Duration::from_secs(20);
     while running.broker.response_memory_bytes() > 0 {
-        assert!(Instant::now() < deadline, "memory of clients that left is kept");
+        assert!(Instant::now() < deadline, "memory of disconnected clients is not released");
         std::thread::sleep(Duration::from_millis(5));
     }
 }
 
 #[test]
-fn a_request_that_names_very_many_topics_does_not_stop_the_loop() {
+fn request_with_many_topics_does_not_stall_the_loop() {
     const TOPICS: usize = 60_000;
     let running = start();
     let mut client = Client::connect(&running);
@@ -194,17 +199,17 @@ fn a_request_that_names_very_many_topics_does_not_stop_the_loop() {
 }
 
 #[test]
-fn a_client_that_asks_without_a_pause_leaves_others_their_turn() {
-    others_have_their_turn(3_000, |greedy| {
+fn continuous_requests_do_not_starve_other_clients() {
+    check_fairness(3_000, |greedy| {
         let request = MetadataRequest { topics: None, ..Default::default() };
         greedy.frame(&request, 9)
     });
 }
 
 #[test]
-fn a_client_with_many_fetches_in_line_leaves_others_their_turn() {
-    // Taking one in costs nothing, looking it up does: all that stand in line were looked up at once.
-    others_have_their_turn(1_000, |greedy| {
+fn many_queued_fetches_do_not_starve_other_clients() {
+    // Queueing a fetch is cheap, reading its partitions is not: all queued fetches were read at once.
+    check_fairness(1_000, |greedy| {
         let partition =
             |partition: i32| FetchPartition { partition, partition_max_bytes: 1_000, ..Default::default() };
         let partitions = (0..500).map(partition).collect();
@@ -213,8 +218,8 @@ fn a_client_with_many_fetches_in_line_leaves_others_their_turn() {
     });
 }
 
-/// One client sends so many requests at once, another one a single one: few of the first come before it.
-fn others_have_their_turn(requests: usize, frame: impl Fn(&mut Client) -> Vec<u8>) {
+/// One client sends many requests at once, another one a single one: few of the first may be served before it.
+fn check_fairness(requests: usize, frame: impl Fn(&mut Client) -> Vec<u8>) {
     const FAIR: usize = 200;
     let running = start_with(|options| options.event_loops = 1);
     let mut greedy = Client::connect(&running);
@@ -241,13 +246,13 @@ fn others_have_their_turn(requests: usize, frame: impl Fn(&mut Client) -> Vec<u8
         let before = answered.load(Ordering::SeqCst);
         let _: ApiVersionsResponse = other.call(&ApiVersionsRequest::default(), 0).unwrap();
         let meanwhile = answered.load(Ordering::SeqCst) - before;
-        assert!(meanwhile < FAIR, "{meanwhile} requests of another client came first");
+        assert!(meanwhile < FAIR, "{meanwhile} requests of another client were served first");
     });
 }
 
 #[test]
-fn a_client_that_never_pauses_does_not_keep_the_broker_from_stopping() {
-    /// More answers than all buffers between the broker and its client hold.
+fn continuous_requests_do_not_block_shutdown() {
+    /// More responses than all buffers between the broker and its client hold.
     const BUFFERED: usize = 2_000;
     let running = start_with(|options| options.event_loops = 1);
     let mut greedy = Client::connect(&running);
@@ -279,7 +284,7 @@ fn a_client_that_never_pauses_does_not_keep_the_broker_from_stopping() {
 }
 
 #[test]
-fn a_client_without_tcp_is_served_by_the_same_code() {
+fn in_memory_socket_is_served_by_the_same_code() {
     let running = start();
     let mut client = Client::connect(&running);
     client.create_topic("t", 1);
@@ -303,7 +308,7 @@ fn a_client_without_tcp_is_served_by_the_same_code() {
 }
 
 #[test]
-fn a_broker_out_of_touch_with_its_cluster_sends_clients_away() {
+fn isolated_broker_disconnects_clients() {
     let running = start();
     let mut waiting = Client::connect(&running);
     waiting.create_topic("t", 1);
@@ -322,25 +327,25 @@ fn a_broker_out_of_touch_with_its_cluster_sends_clients_away() {
         Ok(n) => n == 0,
         Err(error) => error.kind() == ErrorKind::ConnectionReset,
     };
-    assert!(is_closed(waiting), "who waits for records");
-    assert!(is_closed(idle), "who waits for nothing");
-    // Who comes now is told what is spoken: some clients take a connection that ends before that for a broker they cannot
-    // talk to at all, and give up. Whatever else they ask closes it.
+    assert!(is_closed(waiting), "a client with a delayed fetch");
+    assert!(is_closed(idle), "an idle client");
+    // A new client gets ApiVersions: some clients take a connection that closes earlier for an incompatible broker,
+    // and give up. Any other request closes it.
     let mut newcomer = Client::connect(&running);
     let mut returns = Client::connect(&running);
-    // So is one that connected before and has asked for nothing yet.
+    // So does a client that connected before and has sent no other request yet.
     for client in [&mut newcomer, &mut returns, &mut early] {
         let spoken: ApiVersionsResponse = client.call(&software(), 3).unwrap();
         assert!(spoken.error_code == 0 && !spoken.api_keys.is_empty());
     }
     let frame = newcomer.frame(&MetadataRequest::default(), 9);
     newcomer.stream.write_all(&frame).unwrap();
-    assert!(is_closed(newcomer), "who comes now");
+    assert!(is_closed(newcomer), "a new client");
 
     running.broker.set_in_touch(true);
     assert_eq!(returns.produce("t", b"on the connection made meanwhile"), 0);
     running.broker.set_in_touch(false);
-    assert!(is_closed(returns), "it is served like any other by now");
+    assert!(is_closed(returns), "it is now a client like any other");
     running.broker.set_in_touch(true);
     assert_eq!(Client::connect(&running).produce("t", b"again"), 1);
 }
@@ -350,7 +355,7 @@ fn software() -> ApiVersionsRequest {
 }
 
 #[test]
-fn a_request_behind_one_that_changes_something_sees_the_change() {
+fn pipelined_request_sees_the_mutation_before_it() {
     const ROUNDS: i64 = 50;
     let running = start();
     let mut client = Client::connect(&running);
@@ -371,12 +376,12 @@ fn a_request_behind_one_that_changes_something_sees_the_change() {
         let deleted: DeleteRecordsResponse = client.answer(1).unwrap();
         assert_eq!(deleted.topics[0].partitions[0].error_code, 0);
         let listed: ListOffsetsResponse = client.answer(2).unwrap();
-        assert_eq!(listed.topics[0].partitions[0].offset, offset, "the log start before the deletion");
+        assert_eq!(listed.topics[0].partitions[0].offset, offset, "the log start offset before the deletion");
     }
 }
 
 #[test]
-fn what_stands_behind_a_batch_that_came_before_its_topic_is_not_the_beginning() {
+fn batch_after_an_early_batch_is_not_accepted_as_the_first() {
     let running = start();
     let mut client = Client::connect(&running);
     let offer = |client: &mut Client, sequence: i32| {
@@ -387,11 +392,11 @@ fn what_stands_behind_a_batch_that_came_before_its_topic_is_not_the_beginning() 
     let too_early = (ErrorCode::UnknownTopicOrPartition as i16, -1);
     assert_eq!(offer(&mut client, 0), too_early);
     Client::connect(&running).create_topic("t", 1);
-    // It was on its way already. Taken for the beginning, it would push the first one out for ever.
+    // A batch already in flight. Accepted as the first, it would shut out the first one for ever.
     assert_eq!(offer(&mut client, 1), too_early);
     assert_eq!(offer(&mut client, 0), (0, 0));
     assert_eq!(offer(&mut client, 1), (0, 1));
-    // Who has sent nothing before may begin anywhere: its state may have been forgotten.
+    // A producer without earlier batches may begin anywhere: its state may have expired.
     let response: ProduceResponse = client.call(&batch_of("t", 8, 5), 9).unwrap();
     assert_eq!(response.responses[0].partition_responses[0].error_code, 0);
 }

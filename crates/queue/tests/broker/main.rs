@@ -1,5 +1,5 @@
-//! A whole broker in this process, spoken to over a socket by the codec alone: what third-party clients never
-//! send (every version of every API) and what must hold whoever asks.
+//! A whole broker in this process, tested over a socket with the codec alone: requests that third-party clients never
+//! send (every version of every API), and guarantees that hold for every client.
 
 #![allow(clippy::unwrap_used, clippy::disallowed_methods)] // tests
 

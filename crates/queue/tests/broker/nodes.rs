@@ -1,32 +1,32 @@
-//! Several brokers on one state repository: each partition is led by one of them, and every one knows which.
+//! Several brokers on one state repository: each partition is led by one of them, and every broker knows which.
 
 use std::sync::Arc;
 
 use bytes::Bytes;
 
 use moim_base::SystemClock;
-use moim_cluster::nodes::member_key;
-use moim_cluster::{Expect, MemoryRepository, StateRepository, Txn};
+use moim_state::nodes::member_key;
+use moim_state::{Expect, MemoryRepository, StateRepository, Txn};
 use moim_journal::StoreOptions;
 use moim_wire_kafka::compression::Compression;
 use moim_wire_kafka::messages::*;
 use moim_wire_kafka::records::BatchBuilder;
 use moim_wire_kafka::{ErrorCode, Records};
 
-use crate::support::{Client, Controlling, Net, Running, block_on, start_in, until};
+use crate::support::{Client, ControllerThread, Net, Running, block_on, start_in, until};
 
 /// Brokers 1, 2, ….
 pub(crate) struct Cluster {
     pub(crate) repository: Arc<MemoryRepository>,
     net: Arc<Net>,
     brokers: Vec<Option<Running>>,
-    _controller: Controlling,
+    _controller: ControllerThread,
 }
 
 impl Cluster {
     pub(crate) fn start(count: i32) -> Self {
         let repository = Arc::new(MemoryRepository::new(Arc::new(SystemClock::new())));
-        let controller = Controlling::start(&repository);
+        let controller = ControllerThread::start(&repository);
         let mut cluster =
             Self { repository, net: Arc::default(), brokers: Vec::new(), _controller: controller };
         for id in 1..=count {
@@ -48,7 +48,7 @@ impl Cluster {
         })
     }
 
-    /// Stops a broker and takes its mark away, as the end of its lease would.
+    /// Stops a broker and removes its member record, as its lease expiry would.
     pub(crate) fn stop(&mut self, id: i32, in_order: bool) -> tempfile::TempDir {
         let folder = self.brokers[id as usize - 1].take().unwrap().stop(in_order);
         block_on(self.repository.txn(Txn::new().delete(member_key(id)))).unwrap();
@@ -73,12 +73,12 @@ impl Cluster {
         self.client(id).call(&request, 12).unwrap()
     }
 
-    /// The leaders of a topic's partitions, as one broker tells them.
+    /// The leaders of a topic's partitions, as one broker reports them.
     pub(crate) fn leaders(&self, id: i32, topic: &str) -> Vec<i32> {
         self.metadata(id, &[topic]).topics[0].partitions.iter().map(|p| p.leader_id).collect()
     }
 
-    /// Makes a topic through one broker and waits until all know it.
+    /// Creates a topic through one broker and waits until all know it.
     pub(crate) fn topic(&self, through: i32, name: &str, partitions: i32) -> Vec<i32> {
         self.client(through).create_topic(name, partitions);
         self.agreed_leaders(name, partitions)
@@ -88,26 +88,28 @@ impl Cluster {
         let ids = self.running();
         let mut agreed = Vec::new();
         until("every broker knows every leader", || {
-            let told: Vec<_> = ids.iter().map(|id| self.leaders(*id, name)).collect();
-            agreed.clone_from(&told[0]);
-            agreed.len() == partitions as usize && !agreed.contains(&-1) && told.iter().all(|t| *t == agreed)
+            let reported: Vec<_> = ids.iter().map(|id| self.leaders(*id, name)).collect();
+            agreed.clone_from(&reported[0]);
+            agreed.len() == partitions as usize
+                && !agreed.contains(&-1)
+                && reported.iter().all(|t| *t == agreed)
         });
         agreed
     }
 
-    /// Who looks after a group (0) or a transactional id (1), which all brokers must agree on.
+    /// The coordinator of a group (0) or a transactional id (1), on which all brokers must agree.
     pub(crate) fn coordinator(&self, kind: i8, key: &str) -> i32 {
         let mut found = None;
         until("brokers agree on a coordinator", || {
             let running = self.running();
-            found = self.keeper(running[0], kind, key);
-            found.is_some() && running.iter().all(|id| self.keeper(*id, kind, key) == found)
+            found = self.coordinator_id(running[0], kind, key);
+            found.is_some() && running.iter().all(|id| self.coordinator_id(*id, kind, key) == found)
         });
         found.unwrap()
     }
 
-    /// The same, as one broker tells it.
-    pub(crate) fn keeper(&self, id: i32, kind: i8, key: &str) -> Option<i32> {
+    /// The coordinator as one broker reports it.
+    pub(crate) fn coordinator_id(&self, id: i32, kind: i8, key: &str) -> Option<i32> {
         let coordinator_keys = vec![key.into()];
         let request = FindCoordinatorRequest { key_type: kind, coordinator_keys, ..Default::default() };
         let answer: FindCoordinatorResponse = self.client(id).call(&request, 4).unwrap();
@@ -115,12 +117,12 @@ impl Cluster {
         (found.error_code == 0).then_some(found.node_id)
     }
 
-    /// A broker that runs.
+    /// A live broker.
     pub(crate) fn broker(&self, id: i32) -> &Arc<moim_queue::Broker> {
         &self.brokers[id as usize - 1].as_ref().unwrap().broker
     }
 
-    /// The brokers that run.
+    /// The live brokers.
     pub(crate) fn running(&self) -> Vec<i32> {
         (1..).zip(&self.brokers).filter(|(_, b)| b.is_some()).map(|(id, _)| id).collect()
     }
@@ -155,7 +157,7 @@ pub(crate) fn transactional(producer: (i64, i16), sequence: i32, value: &str) ->
     batch.build()
 }
 
-/// What a consumer that reads only what is committed sees of a partition: records and the last stable offset.
+/// A `read_committed` fetch of a partition: records and the last stable offset.
 pub(crate) fn fetch(client: &mut Client, topic: &str, partition: i32) -> PartitionData {
     let wanted = FetchPartition { partition, partition_max_bytes: 1 << 20, ..Default::default() };
     let topic = FetchTopic { topic: topic.into(), partitions: vec![wanted], ..Default::default() };
@@ -171,7 +173,7 @@ pub(crate) fn fetch(client: &mut Client, topic: &str, partition: i32) -> Partiti
 }
 
 #[test]
-fn a_topic_made_through_one_broker_is_served_by_all() {
+fn topic_created_through_one_broker_is_served_by_all() {
     let cluster = Cluster::start(3);
     let leaders = cluster.topic(2, "t", 6);
     for id in 1..=3 {
@@ -216,7 +218,7 @@ fn topics_are_changed_through_any_broker() {
     assert_eq!(twice.topics[0].error_code, ErrorCode::TopicAlreadyExists as i16);
     let delete = DeleteTopicsRequest { topic_names: vec!["t".into()], ..Default::default() };
     for round in 0..5 {
-        // At once through the other broker, which may not have seen the change before.
+        // At once through the other broker, which may not have applied the change yet.
         let (one, two) = if round % 2 == 0 { (1, 2) } else { (2, 1) };
         let gone: DeleteTopicsResponse = cluster.client(one).call(&delete, 4).unwrap();
         assert_eq!(gone.responses[0].error_code, 0, "{gone:?}");
@@ -230,7 +232,7 @@ fn topics_are_changed_through_any_broker() {
 }
 
 #[test]
-fn settings_changed_through_one_broker_act_on_all() {
+fn settings_changed_through_one_broker_apply_to_all() {
     let cluster = Cluster::start(2);
     let leaders = cluster.topic(1, "t", 2);
     let (other, index) = if leaders[0] == 2 { (1, 0) } else { (1, 1) };
@@ -247,21 +249,21 @@ fn settings_changed_through_one_broker_act_on_all() {
     let request = IncrementalAlterConfigsRequest { resources: vec![resource], ..Default::default() };
     let answer: IncrementalAlterConfigsResponse = cluster.client(other).call(&request, 1).unwrap();
     assert_eq!(answer.responses[0].error_code, 0, "{answer:?}");
-    until("the leader refuses what is too large now", || {
+    until("the leader rejects a batch above the new limit", || {
         let answer = produce(&mut cluster.client(2), "t", index, plain("v"), None);
         answer.error_code == ErrorCode::MessageTooLarge as i16
     });
 }
 
 #[test]
-fn groups_are_looked_after_by_the_leader_of_their_partition() {
+fn group_coordinator_is_the_leader_of_the_offsets_partition() {
     let cluster = Cluster::start(3);
     cluster.topic(1, "t", 1);
-    let mut keepers = std::collections::HashSet::new();
+    let mut coordinators = std::collections::HashSet::new();
     for number in 0..12 {
         let group = format!("group-{number}");
-        let keeper = cluster.coordinator(0, &group);
-        keepers.insert(keeper);
+        let coordinator_id = cluster.coordinator(0, &group);
+        coordinators.insert(coordinator_id);
         let partition = OffsetCommitRequestPartition { committed_offset: number, ..Default::default() };
         let topic =
             OffsetCommitRequestTopic { name: "t".into(), partitions: vec![partition], ..Default::default() };
@@ -275,22 +277,22 @@ fn groups_are_looked_after_by_the_leader_of_their_partition() {
             let answer: OffsetCommitResponse = cluster.client(id).call(&commit, 7).unwrap();
             answer.topics[0].partitions[0].error_code
         };
-        assert_eq!(code(keeper), 0);
-        assert_eq!(code(keeper % 3 + 1), ErrorCode::NotCoordinator as i16);
+        assert_eq!(code(coordinator_id), 0);
+        assert_eq!(code(coordinator_id % 3 + 1), ErrorCode::NotCoordinator as i16);
         let fetch =
             OffsetFetchRequest { group_id: group.as_str().into(), topics: None, ..Default::default() };
         let committed = |id| -> OffsetFetchResponse { cluster.client(id).call(&fetch, 7).unwrap() };
-        assert_eq!(committed(keeper).topics[0].partitions[0].committed_offset, number);
-        assert_eq!(committed(keeper % 3 + 1).error_code, ErrorCode::NotCoordinator as i16);
+        assert_eq!(committed(coordinator_id).topics[0].partitions[0].committed_offset, number);
+        assert_eq!(committed(coordinator_id % 3 + 1).error_code, ErrorCode::NotCoordinator as i16);
         let beat = HeartbeatRequest { group_id: group.as_str().into(), ..Default::default() };
-        let beat: HeartbeatResponse = cluster.client(keeper % 3 + 1).call(&beat, 4).unwrap();
+        let beat: HeartbeatResponse = cluster.client(coordinator_id % 3 + 1).call(&beat, 4).unwrap();
         assert_eq!(beat.error_code, ErrorCode::NotCoordinator as i16);
     }
-    assert!(keepers.len() > 1, "the groups are spread: {keepers:?}");
+    assert!(coordinators.len() > 1, "the groups are spread: {coordinators:?}");
 }
 
 #[test]
-fn producer_ids_are_given_once_in_the_cluster() {
+fn producer_ids_are_unique_in_the_cluster() {
     let cluster = Cluster::start(2);
     let mut seen = std::collections::HashSet::new();
     for id in [1, 2, 1, 2] {
@@ -301,26 +303,26 @@ fn producer_ids_are_given_once_in_the_cluster() {
     }
 }
 
-/// A transactional producer that does what clients do.
+/// A transactional producer that behaves like a client.
 pub(crate) struct Producer<'a> {
     cluster: &'a Cluster,
     pub(crate) id: String,
-    pub(crate) keeper: i32,
+    pub(crate) coordinator_id: i32,
     pub(crate) producer: (i64, i16),
 }
 
 impl<'a> Producer<'a> {
     pub(crate) fn new(cluster: &'a Cluster, id: String) -> Self {
-        let keeper = cluster.coordinator(1, &id);
+        let coordinator_id = cluster.coordinator(1, &id);
         let request = InitProducerIdRequest {
             transactional_id: Some(id.as_str().into()),
             transaction_timeout_ms: 60_000,
             producer_id: -1,
             producer_epoch: -1,
         };
-        let answer: InitProducerIdResponse = cluster.client(keeper).call(&request, 4).unwrap();
+        let answer: InitProducerIdResponse = cluster.client(coordinator_id).call(&request, 4).unwrap();
         assert_eq!(answer.error_code, 0, "{answer:?}");
-        Self { cluster, id, keeper, producer: (answer.producer_id, answer.producer_epoch) }
+        Self { cluster, id, coordinator_id, producer: (answer.producer_id, answer.producer_epoch) }
     }
 
     pub(crate) fn add(&self, topic: &str, partitions: Vec<i32>) {
@@ -332,7 +334,8 @@ impl<'a> Producer<'a> {
             v3_and_below_topics: vec![topic],
             ..Default::default()
         };
-        let answer: AddPartitionsToTxnResponse = self.cluster.client(self.keeper).call(&request, 3).unwrap();
+        let answer: AddPartitionsToTxnResponse =
+            self.cluster.client(self.coordinator_id).call(&request, 3).unwrap();
         let results = answer.results_by_topic_v3_and_below.iter().flat_map(|t| &t.results_by_partition);
         results.for_each(|r| assert_eq!(r.partition_error_code, 0));
     }
@@ -344,7 +347,7 @@ impl<'a> Producer<'a> {
             producer_epoch: self.producer.1,
             committed,
         };
-        let answer: EndTxnResponse = self.cluster.client(self.keeper).call(&request, 3).unwrap();
+        let answer: EndTxnResponse = self.cluster.client(self.coordinator_id).call(&request, 3).unwrap();
         answer.error_code
     }
 }
@@ -353,16 +356,19 @@ impl<'a> Producer<'a> {
 fn transactions_span_brokers() {
     let cluster = Cluster::start(3);
     let leaders = cluster.topic(1, "t", 3);
-    let mut keepers = std::collections::HashSet::new();
+    let mut coordinators = std::collections::HashSet::new();
     for number in 0..6 {
         let producer = Producer::new(&cluster, format!("txn-{number}"));
-        keepers.insert(producer.keeper);
-        // What the coordinator was not told of is refused, wherever the coordinator is.
+        coordinators.insert(producer.coordinator_id);
+        // A partition that was not added is rejected, wherever the coordinator is.
         let early = transactional(producer.producer, 0, "early");
         for (index, leader) in (0..).zip(&leaders) {
             let refused =
                 produce(&mut cluster.client(*leader), "t", index, early.clone(), Some(&producer.id));
-            assert_ne!(refused.error_code, 0, "partition {index} takes a record of no transaction");
+            assert_ne!(
+                refused.error_code, 0,
+                "partition {index} accepts a record outside of the transaction"
+            );
         }
         producer.add("t", vec![0, 1, 2]);
         let before: Vec<i64> =
@@ -380,24 +386,24 @@ fn transactions_span_brokers() {
         for (index, leader) in (0..).zip(&leaders) {
             // The record and its marker.
             let end = before[index as usize] + 2;
-            until("the marker is there", || {
+            until("the marker is written", || {
                 fetch(&mut cluster.client(*leader), "t", index).last_stable_offset == end
             });
         }
     }
-    assert!(keepers.len() > 1, "coordinators are spread: {keepers:?}");
+    assert!(coordinators.len() > 1, "coordinators are spread: {coordinators:?}");
 }
 
 #[test]
-fn offsets_of_a_transaction_count_when_it_commits_wherever_the_group_is() {
+fn transactional_offsets_become_visible_at_commit_on_any_coordinator() {
     let cluster = Cluster::start(3);
     cluster.topic(1, "t", 1);
     let mut apart = 0;
     for number in 0..8 {
         let producer = Producer::new(&cluster, format!("txn-{number}"));
         let group = format!("group-{}", 7 * number);
-        let keeper = cluster.coordinator(0, &group);
-        apart += i32::from(keeper != producer.keeper);
+        let coordinator_id = cluster.coordinator(0, &group);
+        apart += i32::from(coordinator_id != producer.coordinator_id);
         let add = AddOffsetsToTxnRequest {
             transactional_id: producer.id.as_str().into(),
             producer_id: producer.producer.0,
@@ -414,28 +420,28 @@ fn offsets_of_a_transaction_count_when_it_commits_wherever_the_group_is() {
             ..Default::default()
         };
         let send = || {
-            let answer: TxnOffsetCommitResponse = cluster.client(keeper).call(&commit, 3).unwrap();
+            let answer: TxnOffsetCommitResponse = cluster.client(coordinator_id).call(&commit, 3).unwrap();
             answer.topics[0].partitions[0].error_code
         };
         assert_ne!(send(), 0, "the transaction does not include the group yet");
-        let added: AddOffsetsToTxnResponse = cluster.client(producer.keeper).call(&add, 3).unwrap();
+        let added: AddOffsetsToTxnResponse = cluster.client(producer.coordinator_id).call(&add, 3).unwrap();
         assert_eq!(added.error_code, 0);
         assert_eq!(send(), 0);
         let fetch =
             OffsetFetchRequest { group_id: group.as_str().into(), topics: None, ..Default::default() };
         let committed = || {
-            let answer: OffsetFetchResponse = cluster.client(keeper).call(&fetch, 7).unwrap();
+            let answer: OffsetFetchResponse = cluster.client(coordinator_id).call(&fetch, 7).unwrap();
             answer.topics.first().map_or(-1, |t| t.partitions[0].committed_offset)
         };
         assert_eq!(committed(), -1);
         assert_eq!(producer.end(true), 0);
-        until("the offsets count", || committed() == 42);
+        until("the offsets are visible", || committed() == 42);
     }
     assert!(apart > 0, "no group had another coordinator than the transaction");
 }
 
 #[test]
-fn a_broker_that_is_away_leads_nothing_and_comes_back_with_its_data() {
+fn offline_broker_leads_nothing_and_returns_with_its_data() {
     let mut cluster = Cluster::start(3);
     let leaders = cluster.topic(1, "t", 3);
     let of_two = leaders.iter().position(|l| *l == 2).unwrap() as i32;
@@ -448,13 +454,17 @@ fn a_broker_that_is_away_leads_nothing_and_comes_back_with_its_data() {
     };
     assert_eq!(epoch(&cluster, 1), (2, 0, vec![]));
     let folder = cluster.stop(2, false);
-    until("the others know that it is away", || epoch(&cluster, 1).0 == -1);
+    until("the others know that it is offline", || epoch(&cluster, 1).0 == -1);
     assert_eq!(epoch(&cluster, 3).2, [2]);
-    // What keeps the groups has more than one copy.
-    until("somebody else looks after the group", || matches!(cluster.keeper(1, 0, &group), Some(1 | 3)));
+    // The internal topic of the groups is replicated.
+    until("another broker coordinates the group", || {
+        matches!(cluster.coordinator_id(1, 0, &group), Some(1 | 3))
+    });
     cluster.start_again(2, folder);
-    // It did not stop in order: its next records are of a new leadership, which every broker tells clients of.
-    until("everybody knows the new epoch", || (1..=3).all(|id| epoch(&cluster, id) == (2, 1, vec![])));
+    // An unclean stop: its next records have a new leader epoch, which every broker reports.
+    until("every broker knows the new leader epoch", || {
+        (1..=3).all(|id| epoch(&cluster, id) == (2, 1, vec![]))
+    });
     assert_eq!(fetch(&mut cluster.client(2), "t", of_two).high_watermark, 1);
     let answer = produce(&mut cluster.client(2), "t", of_two, plain("w"), None);
     assert_eq!((answer.error_code, answer.base_offset), (0, 1));
@@ -480,7 +490,7 @@ fn partitions_that_nobody_placed_get_a_place() {
 }
 
 #[test]
-fn a_large_topic_is_made_and_deleted_in_several_steps() {
+fn large_topic_is_created_and_deleted_in_several_transactions() {
     let cluster = Cluster::start(2);
     let leaders = cluster.topic(1, "large", 300);
     assert_eq!(leaders.iter().filter(|l| **l == 1).count(), 150);
@@ -489,11 +499,13 @@ fn a_large_topic_is_made_and_deleted_in_several_steps() {
     assert_eq!(gone.responses[0].error_code, 0);
     let (_, left) = block_on(cluster.repository.list("/moim/partitions/")).unwrap();
     assert!(left.is_empty(), "{} records are left", left.len());
-    until("the other broker lets go", || cluster.metadata(1, &["large"]).topics[0].error_code != 0);
+    until("the other broker applies the deletion", || {
+        cluster.metadata(1, &["large"]).topics[0].error_code != 0
+    });
 }
 
 #[test]
-fn topics_that_two_brokers_grow_at_once_keep_every_partition() {
+fn concurrent_partition_creation_keeps_every_partition() {
     let cluster = Cluster::start(2);
     for round in 0..4 {
         let name = format!("growing-{round}");
@@ -523,7 +535,7 @@ fn topics_that_two_brokers_grow_at_once_keep_every_partition() {
 }
 
 #[test]
-fn a_partition_that_cannot_be_opened_for_a_moment_is_served_later() {
+fn partition_with_transient_open_failure_is_served_later() {
     let cluster = Cluster::start(1);
     let folder = cluster.brokers[0].as_ref().unwrap().folder().join("queue");
     std::fs::create_dir_all(&folder).unwrap();
@@ -538,7 +550,7 @@ fn a_partition_that_cannot_be_opened_for_a_moment_is_served_later() {
     let request = CreateTopicsRequest { topics, timeout_ms: 10_000, ..Default::default() };
     let answer: CreateTopicsResponse = cluster.client(1).call(&request, 5).unwrap();
     assert_eq!(answer.topics[0].error_code, ErrorCode::KafkaStorageError as i16);
-    // What comes after it is not held up.
+    // Later changes are not blocked.
     cluster.topic(1, "other", 1);
     std::fs::remove_file(&in_the_way).unwrap();
     let mut client = cluster.client(1);

@@ -1,4 +1,4 @@
-//! Partitions with several copies: what is acknowledged survives its leader, and clients go on.
+//! Replicated partitions: acknowledged records survive their leader, and clients continue.
 
 use bytes::Bytes;
 
@@ -13,7 +13,7 @@ use crate::support::{Client, until};
 const TIMED_OUT: i16 = ErrorCode::RequestTimedOut as i16;
 
 impl Cluster {
-    /// Makes a topic of one partition on all brokers; its leader.
+    /// Creates a topic of one partition on all brokers; returns its leader.
     fn replicated(&self, name: &str) -> i32 {
         self.client(1).create_replicated(name, 1, 3);
         let leader = self.agreed_leaders(name, 1)[0];
@@ -21,29 +21,29 @@ impl Cluster {
         leader
     }
 
-    /// Waits until so many copies of partition 0 are in sync, as every broker tells.
+    /// Waits until partition 0 has this many in-sync replicas, as every broker reports.
     fn wait_in_sync(&self, name: &str, count: usize) {
-        until("the copies are in sync", || {
-            let told = |id: &i32| self.metadata(*id, &[name]).topics[0].partitions[0].isr_nodes.len();
-            self.running().iter().all(|id| told(id) == count)
+        until("the replicas are in sync", || {
+            let reported = |id: &i32| self.metadata(*id, &[name]).topics[0].partitions[0].isr_nodes.len();
+            self.running().iter().all(|id| reported(id) == count)
         });
     }
 
-    /// Waits until another than `not` leads partition 0, and gives it.
+    /// Waits until a broker other than `not` leads partition 0, and returns it.
     fn next_leader(&self, name: &str, not: i32) -> i32 {
         let mut leader = -1;
         until("another broker leads", || {
-            let told: Vec<i32> = self.running().iter().map(|id| self.leaders(*id, name)[0]).collect();
-            leader = told[0];
-            leader != -1 && leader != not && told.iter().all(|other| *other == leader)
+            let reported: Vec<i32> = self.running().iter().map(|id| self.leaders(*id, name)[0]).collect();
+            leader = reported[0];
+            leader != -1 && leader != not && reported.iter().all(|other| *other == leader)
         });
         leader
     }
 
-    /// Produces until a leader takes it, as clients do.
+    /// Produces until a leader accepts the batch, as clients do.
     fn produce_somewhere(&self, name: &str, batch: &Bytes, txn: Option<&str>) -> PartitionProduceResponse {
         let mut answer = PartitionProduceResponse::default();
-        until("a leader takes a batch", || {
+        until("a leader accepts a batch", || {
             let leader = self.leaders(self.running()[0], name)[0];
             if leader == -1 || !self.running().contains(&leader) {
                 return false;
@@ -71,7 +71,7 @@ fn with_acks(client: &mut Client, topic: &str, acks: i16, timeout_ms: i32) -> i1
 }
 
 #[test]
-fn what_is_acknowledged_survives_the_death_of_every_leader_in_turn() {
+fn acknowledged_records_survive_successive_leader_failures() {
     let mut cluster = Cluster::start(3);
     let mut leader = cluster.replicated("t");
     let producer = (4_000, 0);
@@ -83,9 +83,9 @@ fn what_is_acknowledged_survives_the_death_of_every_leader_in_turn() {
             sent += 1;
         }
         let folder = cluster.stop(leader, false);
-        // A client that saw no answer sends its last batch again: the new leader knows it.
+        // A client without a response resends its last batch: the new leader detects the duplicate.
         let again = cluster.produce_somewhere("t", &idempotent(producer, sent - 1, "v"), None);
-        assert_eq!(again.base_offset, i64::from(sent - 1), "known to the new leader too");
+        assert_eq!(again.base_offset, i64::from(sent - 1), "the new leader detects the duplicate");
         let dead = leader;
         leader = cluster.next_leader("t", dead);
         assert_eq!(fetch(&mut cluster.client(leader), "t", 0).high_watermark, i64::from(sent));
@@ -95,60 +95,62 @@ fn what_is_acknowledged_survives_the_death_of_every_leader_in_turn() {
 }
 
 #[test]
-fn too_few_in_sync_refuse_those_who_ask_for_all() {
+fn acks_all_fails_below_min_insync_replicas() {
     let mut cluster = Cluster::start(3);
     let leader = cluster.replicated("t");
     let others: Vec<i32> = (1..=3).filter(|id| *id != leader).collect();
     let mut client = cluster.client(leader);
     assert_eq!(with_acks(&mut client, "t", -1, 10_000), 0);
     let folder = cluster.stop(others[0], false);
-    until("two are enough", || with_acks(&mut client, "t", -1, 10_000) == 0);
+    until("two replicas are enough", || with_acks(&mut client, "t", -1, 10_000) == 0);
     cluster.stop(others[1], false);
     let refused = ErrorCode::NotEnoughReplicas as i16;
-    until("one is not", || match with_acks(&mut client, "t", -1, 500) {
+    until("one replica is not enough", || match with_acks(&mut client, "t", -1, 500) {
         code if code == refused => true,
-        // Until it is known that nobody is left to wait for.
+        // Until the in-sync set has shrunk.
         code => {
             assert!([TIMED_OUT, ErrorCode::NotEnoughReplicasAfterAppend as i16].contains(&code), "{code}");
             false
         }
     });
-    assert_eq!(with_acks(&mut client, "t", 1, 10_000), 0, "who asks for the leader alone is served");
+    assert_eq!(with_acks(&mut client, "t", 1, 10_000), 0, "acks=1 succeeds");
     let end = fetch(&mut client, "t", 0).high_watermark;
     assert_eq!(with_acks(&mut client, "t", 1, 10_000), 0);
-    assert_eq!(fetch(&mut client, "t", 0).high_watermark, end, "nothing is committed by one alone");
+    assert_eq!(fetch(&mut client, "t", 0).high_watermark, end, "one replica alone commits nothing");
     cluster.start_again(others[0], folder);
-    until("it goes on", || with_acks(&mut client, "t", -1, 10_000) == 0);
+    until("acks=all succeeds again", || with_acks(&mut client, "t", -1, 10_000) == 0);
 }
 
 #[test]
-fn a_transaction_ends_although_its_coordinator_and_its_partitions_change_hands() {
+fn transaction_ends_across_coordinator_and_leader_failover() {
     for number in 0..2 {
         let mut cluster = Cluster::start(3);
         let leader = cluster.replicated("t");
         let id = format!("txn-{number}");
-        let (keeper, whose) = {
+        let (coordinator_id, producer) = {
             let producer = crate::nodes::Producer::new(&cluster, id.clone());
             producer.add("t", vec![0]);
-            (producer.keeper, producer.producer)
+            (producer.coordinator_id, producer.producer)
         };
-        let answer = cluster.produce_somewhere("t", &transactional(whose, 0, "v"), Some(&id));
+        let answer = cluster.produce_somewhere("t", &transactional(producer, 0, "v"), Some(&id));
         assert_eq!(answer.base_offset, 0);
-        // Once the one, once the other; they may be the same broker.
-        let victim = if number == 0 { leader } else { keeper };
+        // First the leader, then the coordinator; they may be the same broker.
+        let victim = if number == 0 { leader } else { coordinator_id };
         let folder = cluster.stop(victim, false);
         let end = EndTxnRequest {
             transactional_id: id.as_str().into(),
-            producer_id: whose.0,
-            producer_epoch: whose.1,
+            producer_id: producer.0,
+            producer_epoch: producer.1,
             committed: true,
         };
         until("the transaction is ended", || {
-            let Some(keeper) = cluster.keeper(cluster.running()[0], 1, &id) else { return false };
-            if !cluster.running().contains(&keeper) {
+            let Some(coordinator_id) = cluster.coordinator_id(cluster.running()[0], 1, &id) else {
+                return false;
+            };
+            if !cluster.running().contains(&coordinator_id) {
                 return false;
             }
-            let answer: EndTxnResponse = cluster.client(keeper).call(&end, 3).unwrap();
+            let answer: EndTxnResponse = cluster.client(coordinator_id).call(&end, 3).unwrap();
             let code = ErrorCode::try_from(answer.error_code).unwrap();
             let again = [
                 ErrorCode::None,
@@ -172,10 +174,10 @@ fn a_transaction_ends_although_its_coordinator_and_its_partitions_change_hands()
 }
 
 #[test]
-fn committed_offsets_survive_their_coordinator() {
+fn committed_offsets_survive_coordinator_failover() {
     let mut cluster = Cluster::start(3);
     cluster.replicated("t");
-    let keeper = cluster.coordinator(0, "g");
+    let coordinator_id = cluster.coordinator(0, "g");
     let partition = OffsetCommitRequestPartition { committed_offset: 42, ..Default::default() };
     let topic =
         OffsetCommitRequestTopic { name: "t".into(), partitions: vec![partition], ..Default::default() };
@@ -185,12 +187,14 @@ fn committed_offsets_survive_their_coordinator() {
         topics: vec![topic],
         ..Default::default()
     };
-    let answer: OffsetCommitResponse = cluster.client(keeper).call(&commit, 7).unwrap();
+    let answer: OffsetCommitResponse = cluster.client(coordinator_id).call(&commit, 7).unwrap();
     assert_eq!(answer.topics[0].partitions[0].error_code, 0);
-    cluster.stop(keeper, false);
+    cluster.stop(coordinator_id, false);
     let ask = OffsetFetchRequest { group_id: "g".into(), topics: None, ..Default::default() };
-    until("the next coordinator knows them", || {
-        let Some(next) = cluster.keeper(cluster.running()[0], 0, "g").filter(|next| *next != keeper) else {
+    until("the next coordinator has the offsets", || {
+        let Some(next) =
+            cluster.coordinator_id(cluster.running()[0], 0, "g").filter(|next| *next != coordinator_id)
+        else {
             return false;
         };
         let answer: OffsetFetchResponse = cluster.client(next).call(&ask, 7).unwrap();
@@ -201,16 +205,18 @@ fn committed_offsets_survive_their_coordinator() {
 }
 
 #[test]
-fn a_client_reads_from_the_replica_in_its_rack() {
+fn consumer_with_rack_reads_from_the_preferred_read_replica() {
     let cluster = Cluster::start(3);
     let leader = cluster.replicated("t");
     let other = leader % 3 + 1;
     assert_eq!(cluster.produce_somewhere("t", &plain("v"), None).base_offset, 0);
     let read = |from: i32, rack: &str, offset: i64| fetch_in_rack(&cluster, from, rack, offset);
     let rack = format!("zone-{other}");
-    until("the leader sends the client there", || read(leader, &rack, 0).preferred_read_replica == other);
+    until("the leader returns the preferred read replica", || {
+        read(leader, &rack, 0).preferred_read_replica == other
+    });
     assert_eq!(read(leader, &format!("zone-{leader}"), 0).preferred_read_replica, -1);
-    until("the follower has heard that it is committed", || read(other, &rack, 0).high_watermark == 1);
+    until("the follower's high watermark has advanced", || read(other, &rack, 0).high_watermark == 1);
     let served = read(other, &rack, 0);
     assert!(served.error_code == 0 && served.records.is_some_and(|r| !r.is_empty()));
     assert_eq!(read(other, &rack, 9).error_code, ErrorCode::OffsetNotAvailable as i16);
@@ -218,13 +224,13 @@ fn a_client_reads_from_the_replica_in_its_rack() {
     assert_eq!(
         misled.error_code,
         ErrorCode::NotLeaderOrFollower as i16,
-        "who has no rack is sent to the leader"
+        "a client without a rack is sent to the leader"
     );
     assert_eq!(misled.current_leader.leader_id, leader);
 }
 
 #[test]
-fn a_partition_is_moved_and_leaves_nothing_behind() {
+fn reassignment_removes_the_old_replica() {
     let cluster = Cluster::start(3);
     let from = cluster.topic(1, "t", 1)[0];
     for sent in 0..10 {
@@ -241,7 +247,7 @@ fn a_partition_is_moved_and_leaves_nothing_behind() {
     assert_eq!(call(None), ErrorCode::NoReassignmentInProgress as i16);
     assert_eq!(call(Some(vec![9])), ErrorCode::InvalidReplicaAssignment as i16);
     assert_eq!(call(Some(vec![to])), 0);
-    until("it stands where it was wanted", || {
+    until("the reassignment is complete", || {
         let shown = cluster.metadata(1, &["t"]);
         let partition = &shown.topics[0].partitions[0];
         partition.replica_nodes == [to] && partition.leader_id == to
@@ -250,7 +256,7 @@ fn a_partition_is_moved_and_leaves_nothing_behind() {
         cluster.client(1).call(&ListPartitionReassignmentsRequest::default(), 0).unwrap();
     assert!(list.topics.is_empty(), "{list:?}");
     assert_eq!(cluster.produce_somewhere("t", &plain("v"), None).base_offset, 10);
-    until("the former copy is removed", || {
+    until("the former replica is removed", || {
         let request = DescribeLogDirsRequest { topics: None };
         let answer: DescribeLogDirsResponse = cluster.client(from).call(&request, 2).unwrap();
         answer.results[0].topics.iter().all(|topic| &*topic.name != "t" || topic.partitions.is_empty())
@@ -258,7 +264,7 @@ fn a_partition_is_moved_and_leaves_nothing_behind() {
 }
 
 #[test]
-fn leadership_is_given_back_to_the_preferred_replica_on_request() {
+fn preferred_election_returns_leadership() {
     let mut cluster = Cluster::start(3);
     let leader = cluster.replicated("t");
     let elect = |cluster: &Cluster, topic: &str| {
@@ -283,7 +289,7 @@ fn leadership_is_given_back_to_the_preferred_replica_on_request() {
 }
 
 #[test]
-fn deleted_records_are_gone_from_every_copy() {
+fn delete_records_moves_log_start_on_every_replica() {
     let mut cluster = Cluster::start(3);
     let leader = cluster.replicated("t");
     for _ in 0..10 {
@@ -295,7 +301,7 @@ fn deleted_records_are_gone_from_every_copy() {
     let answer: DeleteRecordsResponse = cluster.client(leader).call(&request, 2).unwrap();
     assert_eq!(answer.topics[0].partitions[0].low_watermark, 6);
     for id in 1..=3 {
-        until("every copy begins there", || fetch_near(&cluster, id, 6).log_start_offset == 6);
+        until("every replica has the new log start", || fetch_near(&cluster, id, 6).log_start_offset == 6);
         assert_eq!(fetch_near(&cluster, id, 0).error_code, ErrorCode::OffsetOutOfRange as i16);
     }
     cluster.stop(leader, false);
@@ -304,7 +310,7 @@ fn deleted_records_are_gone_from_every_copy() {
 }
 
 #[test]
-fn a_partition_whose_log_starts_inside_a_batch_is_moved() {
+fn partition_with_log_start_inside_a_batch_is_reassigned() {
     let cluster = Cluster::start(3);
     let from = cluster.topic(1, "t", 1)[0];
     let mut batch = BatchBuilder::new(Compression::None);
@@ -326,7 +332,7 @@ fn a_partition_whose_log_starts_inside_a_batch_is_moved() {
     let request = AlterPartitionReassignmentsRequest { topics: vec![topic], ..Default::default() };
     let answer: AlterPartitionReassignmentsResponse = cluster.client(1).call(&request, 0).unwrap();
     assert_eq!(answer.responses[0].partitions[0].error_code, 0);
-    until("it stands where it was wanted", || {
+    until("the reassignment is complete", || {
         let shown = cluster.metadata(1, &["t"]);
         let partition = &shown.topics[0].partitions[0];
         partition.replica_nodes == [to] && partition.leader_id == to
@@ -338,16 +344,16 @@ fn a_partition_whose_log_starts_inside_a_batch_is_moved() {
 }
 
 #[test]
-fn a_topic_may_ask_for_replicas_on_a_broker_that_is_away() {
+fn topic_may_place_replicas_on_an_offline_broker() {
     let mut cluster = Cluster::start(3);
     let folder = cluster.stop(3, true);
-    until("the others know", || cluster.metadata(1, &[]).brokers.len() == 2);
+    until("the others know that it is offline", || cluster.metadata(1, &[]).brokers.len() == 2);
     cluster.client(1).create_replicated("three", 2, 3);
     for partition in &cluster.metadata(1, &["three"]).topics[0].partitions {
         let mut replicas = partition.replica_nodes.clone();
         replicas.sort_unstable();
         assert_eq!(replicas, [1, 2, 3]);
-        assert_ne!(partition.leader_id, 3, "who is away does not lead");
+        assert_ne!(partition.leader_id, 3, "an offline broker does not lead");
     }
     assert_eq!(cluster.produce_somewhere("three", &plain("v"), None).base_offset, 0);
     let topic = create_topics::CreatableTopic {
@@ -363,7 +369,7 @@ fn a_topic_may_ask_for_replicas_on_a_broker_that_is_away() {
     cluster.wait_in_sync("three", 3);
 }
 
-/// A fetch by a client that stands beside the broker.
+/// A fetch by a client in the broker's rack.
 fn fetch_near(cluster: &Cluster, broker: i32, offset: i64) -> PartitionData {
     fetch_in_rack(cluster, broker, &format!("zone-{broker}"), offset)
 }
@@ -383,7 +389,7 @@ fn fetch_in_rack(cluster: &Cluster, from: i32, rack: &str, fetch_offset: i64) ->
 }
 
 #[test]
-fn a_topic_for_which_nobody_asked_otherwise_has_three_copies() {
+fn default_replication_factor_is_three() {
     let cluster = Cluster::start(3);
     let create = |name: &str, factor: i16| {
         let topic = CreatableTopic {
@@ -418,7 +424,7 @@ fn a_topic_for_which_nobody_asked_otherwise_has_three_copies() {
 }
 
 #[test]
-fn after_a_takeover_batches_may_come_in_the_wrong_order() {
+fn reordered_batches_after_leader_change_are_retriable() {
     let mut cluster = Cluster::start(3);
     let first = cluster.replicated("t");
     let known = (4_000, 0);
@@ -430,24 +436,26 @@ fn after_a_takeover_batches_may_come_in_the_wrong_order() {
         let answer = produce(&mut cluster.client(leader), "t", 0, batch, None);
         (ErrorCode::try_from(answer.error_code).unwrap(), answer.base_offset)
     };
-    until("the new leader takes batches", || offer(known, 1) == (ErrorCode::None, 1));
+    until("the new leader accepts batches", || offer(known, 1) == (ErrorCode::None, 1));
     let again = (ErrorCode::NotEnoughReplicas, -1);
-    // What the old leader did not acknowledge is sent again; of two threads the wrong one was faster.
-    assert_eq!(offer(known, 3), again, "it is not called a gap");
+    // The client resends what the old leader did not acknowledge; of its two threads the wrong one was faster.
+    assert_eq!(offer(known, 3), again, "no OUT_OF_ORDER_SEQUENCE_NUMBER");
     assert_eq!(offer(known, 2), (ErrorCode::None, 2));
     assert_eq!(offer(known, 3), (ErrorCode::None, 3));
     let new = (4_001, 0);
-    assert_eq!(offer(new, 1), again, "it is not the beginning");
+    assert_eq!(offer(new, 1), again, "not accepted as the first batch");
     assert_eq!(offer(new, 0), (ErrorCode::None, 4));
     assert_eq!(offer(new, 1), (ErrorCode::None, 5));
-    // Who comes again and again has nothing else to send.
+    // A producer that keeps retrying has no earlier batch to send.
     let forgotten = (4_002, 0);
-    until("a producer that was forgotten goes on", || offer(forgotten, 9) == (ErrorCode::None, 6));
-    until("a gap is called one", || offer(new, 9).0 == ErrorCode::OutOfOrderSequenceNumber);
+    until("an expired producer continues", || offer(forgotten, 9) == (ErrorCode::None, 6));
+    until("a gap gets OUT_OF_ORDER_SEQUENCE_NUMBER", || {
+        offer(new, 9).0 == ErrorCode::OutOfOrderSequenceNumber
+    });
 }
 
 #[test]
-fn every_replica_describes_the_producers_of_its_copy() {
+fn every_replica_describes_its_producers() {
     let cluster = Cluster::start(3);
     cluster.replicated("t");
     let producer = crate::nodes::Producer::new(&cluster, "hangs".into());
@@ -457,7 +465,7 @@ fn every_replica_describes_the_producers_of_its_copy() {
     let topics = vec![describe_producers::TopicRequest { name: "t".into(), partition_indexes: vec![0] }];
     let request = describe_producers::DescribeProducersRequest { topics };
     for id in cluster.running() {
-        until("the copy has the transaction", || {
+        until("the replica has the transaction", || {
             let answer: describe_producers::DescribeProducersResponse =
                 cluster.client(id).call(&request, 0).unwrap();
             let partition = &answer.topics[0].partitions[0];
@@ -469,19 +477,19 @@ fn every_replica_describes_the_producers_of_its_copy() {
 }
 
 #[test]
-fn a_broker_with_a_silent_loop_hands_over_what_others_can_lead() {
+fn broker_with_stalled_loop_hands_over_leadership() {
     let cluster = Cluster::start(3);
     let leader = cluster.replicated("t");
     cluster.client(leader).create_replicated("alone", 3, 1);
     let alone = cluster.agreed_leaders("alone", 3);
     let broker = cluster.broker(leader);
-    assert_eq!(crate::support::block_on(broker.on_silent_loop(9_999)), 0);
+    assert_eq!(crate::support::block_on(broker.on_stalled_loop(9_999)), 0);
     assert_eq!(cluster.leaders(leader, "t")[0], leader);
-    assert!(crate::support::block_on(broker.on_silent_loop(10_000)) >= 1);
+    assert!(crate::support::block_on(broker.on_stalled_loop(10_000)) >= 1);
     let next = cluster.next_leader("t", leader);
     assert_eq!(cluster.produce_somewhere("t", &plain("on"), None).error_code, 0);
-    assert_eq!(cluster.agreed_leaders("alone", 3), alone, "no other broker has these");
-    // The loop turns again, and the lead does not come back by itself: the new leader is the preferred one.
+    assert_eq!(cluster.agreed_leaders("alone", 3), alone, "no other broker has replicas");
+    // The loop recovers, and leadership does not move back by itself: the new leader is the preferred one.
     let replicas = cluster.metadata(next, &["t"]).topics[0].partitions[0].replica_nodes.clone();
     assert_eq!(replicas.first(), Some(&next));
 }

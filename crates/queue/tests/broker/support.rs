@@ -1,4 +1,4 @@
-//! Starts a broker on a free port and talks to it.
+//! Starts a broker on a free port and sends requests to it.
 
 use std::collections::HashMap;
 use std::io::{self, Read, Write};
@@ -13,8 +13,8 @@ use moim_base::metrics::Metrics;
 use moim_base::socket::Socket;
 use moim_base::task::{Scope, Shutdown};
 use moim_base::{BrokerId, SystemClock};
-use moim_cluster::nodes::{MemberRecord, NodeRecord, member_key, node_key};
-use moim_cluster::{BoxFuture, MemoryRepository, StateRepository, Txn, TxnOutcome};
+use moim_state::nodes::{MemberRecord, NodeRecord, member_key, node_key};
+use moim_state::{BoxFuture, MemoryRepository, StateRepository, Txn, TxnOutcome};
 use moim_journal::{RealDisk, Store, StoreOptions};
 use moim_queue::{Broker, BrokerOptions, BrokerParts, Server};
 use moim_replica::controller::term::{self as controller_term, ControllerTermParts, LogEnds, Peers};
@@ -38,10 +38,10 @@ pub(crate) struct Running {
     replicating: Option<JoinHandle<()>>,
     store: Arc<Store>,
     pub(crate) broker: Arc<Broker>,
-    /// Kept when the broker is to start again.
+    /// Kept if the broker is to be started again.
     folder: Option<tempfile::TempDir>,
-    /// Of a broker that is alone.
-    _controller: Option<Controlling>,
+    /// The controller of a single-broker cluster.
+    _controller: Option<ControllerThread>,
 }
 
 pub(crate) fn start() -> Running {
@@ -58,21 +58,21 @@ pub(crate) fn start_on(store: StoreOptions, change: impl FnOnce(&mut BrokerOptio
     start_alone(folder, repository, store, change)
 }
 
-/// A broker that is the whole cluster, on the data in `folder` and the metadata in `repository`.
+/// A single-broker cluster, on the data in `folder` and the metadata in `repository`.
 pub(crate) fn start_alone(
     folder: tempfile::TempDir,
     repository: Arc<MemoryRepository>,
     store: StoreOptions,
     change: impl FnOnce(&mut BrokerOptions),
 ) -> Running {
-    let controller = Controlling::start(&repository);
+    let controller = ControllerThread::start(&repository);
     let mut running = start_in(folder, repository, &Arc::default(), store, change);
     running._controller = Some(controller);
-    until("the broker leads what it is to lead", || running.broker.is_settled());
+    until("the broker leads all its partitions", || running.broker.is_settled());
     running
 }
 
-/// Where the brokers of a cluster take their followers in.
+/// The replication listeners of the brokers of a cluster.
 #[derive(Default)]
 pub(crate) struct Net {
     addresses: Mutex<HashMap<BrokerId, SocketAddr>>,
@@ -89,7 +89,7 @@ impl Dialler for Net {
     }
 }
 
-/// Starts the thread that replicates what a broker holds.
+/// Starts the replication thread of a broker.
 fn replicate(
     node: BrokerId,
     repository: Arc<MemoryRepository>,
@@ -122,15 +122,15 @@ fn replicate(
 }
 
 /// The controller of a cluster, on a thread; ends when dropped.
-pub(crate) struct Controlling {
+pub(crate) struct ControllerThread {
     shutdown: Shutdown,
     thread: Option<JoinHandle<()>>,
 }
 
-/// Nobody is suspected.
-struct Blind;
+/// A failure detector that suspects no node.
+struct NoSuspects;
 
-impl Peers for Blind {
+impl Peers for NoSuspects {
     fn suspects(&self) -> Vec<(BrokerId, u64)> {
         Vec::new()
     }
@@ -140,7 +140,7 @@ impl Peers for Blind {
     }
 }
 
-impl Controlling {
+impl ControllerThread {
     pub(crate) fn start(repository: &Arc<MemoryRepository>) -> Self {
         let (repository, shutdown) = (Arc::clone(repository), Shutdown::new());
         let stopped = shutdown.clone();
@@ -151,7 +151,7 @@ impl Controlling {
             let parts = ControllerTermParts {
                 repository,
                 clock: Arc::new(SystemClock::new()),
-                peers: Arc::new(Blind),
+                peers: Arc::new(NoSuspects),
                 tuning: ControllerTuning { return_ms: 200, ..ControllerTuning::default() },
                 settings: Settings::new(),
             };
@@ -165,14 +165,14 @@ impl Controlling {
     }
 }
 
-impl Drop for Controlling {
+impl Drop for ControllerThread {
     fn drop(&mut self) {
         self.shutdown.stop();
         self.thread.take().unwrap().join().unwrap();
     }
 }
 
-/// A broker among others, on the data in `folder` and the metadata in `repository`, and registered there.
+/// A broker of a cluster, on the data in `folder` and the metadata in `repository`, and registered there.
 pub(crate) fn start_in(
     folder: tempfile::TempDir,
     repository: Arc<MemoryRepository>,
@@ -212,7 +212,7 @@ pub(crate) fn start_in(
     Running { address, shutdown, server, replicating, store, broker, folder, _controller: None }
 }
 
-/// Says in the repository that a node runs; its run.
+/// Registers a node in the repository; returns its broker epoch.
 async fn register(repository: &MemoryRepository, node_id: i32, kafka: String, zone: String) -> Sender {
     let node = NodeRecord { node_id, kafka, zone, ..NodeRecord::default() };
     let mark = MemberRecord { node_id, voter: node_id as u64, ..MemberRecord::default() };
@@ -229,7 +229,7 @@ pub(crate) fn block_on<F: Future>(future: F) -> F::Output {
     tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(future)
 }
 
-/// Waits until something holds.
+/// Waits until a condition holds, with a deadline.
 pub(crate) fn until(what: &str, mut holds: impl FnMut() -> bool) {
     let deadline = Instant::now() + Duration::from_secs(20);
     while !holds() {
@@ -239,12 +239,12 @@ pub(crate) fn until(what: &str, mut holds: impl FnMut() -> bool) {
 }
 
 impl Running {
-    /// Where its data is.
+    /// The data directory.
     pub(crate) fn folder(&self) -> &std::path::Path {
         self.folder.as_ref().unwrap().path()
     }
 
-    /// Ends it; as a crash would, unless in order. Gives its data back.
+    /// Stops the broker, cleanly or as a crash would. Returns its data directory.
     pub(crate) fn stop(mut self, in_order: bool) -> tempfile::TempDir {
         let folder = self.folder.take().unwrap();
         self.end(in_order);
@@ -269,7 +269,7 @@ impl Drop for Running {
     }
 }
 
-/// One connection.
+/// One client connection.
 pub(crate) struct Client {
     pub(crate) stream: TcpStream,
     next: i32,
@@ -282,14 +282,14 @@ impl Client {
         Self { stream, next: 1 }
     }
 
-    /// Sends a request and reads its answer; an error when the broker closes the connection instead.
+    /// Sends a request and reads its response; an error if the broker closes the connection instead.
     pub(crate) fn call<Q: Message, S: Message>(&mut self, request: &Q, version: i16) -> std::io::Result<S> {
         let frame = self.frame(request, version);
         self.stream.write_all(&frame)?;
         self.receive(version)
     }
 
-    /// A request as it goes over the wire.
+    /// A request in wire format.
     pub(crate) fn frame<Q: Message>(&mut self, request: &Q, version: i16) -> Vec<u8> {
         self.next += 1;
         let header = RequestHeader {
@@ -301,14 +301,14 @@ impl Client {
         encode_request(&header, request).unwrap().to_vec()
     }
 
-    /// Reads the answer to the last request.
+    /// Reads the response to the last request.
     fn receive<S: Message>(&mut self, version: i16) -> std::io::Result<S> {
         let (correlation_id, response) = self.any_answer(version)?;
         assert_eq!(correlation_id, self.next);
         Ok(response)
     }
 
-    /// Reads the next answer, whichever request it belongs to.
+    /// Reads the next response, of any request.
     pub(crate) fn answer<S: Message>(&mut self, version: i16) -> std::io::Result<S> {
         self.any_answer(version).map(|(_, response)| response)
     }

@@ -1,4 +1,4 @@
-//! Transactions over the wire: version 2 (an epoch per transaction), and markers that come from tools.
+//! Transactions over the wire: version 2 (an epoch per transaction), and markers from admin tools.
 
 use moim_wire_kafka::messages::*;
 use moim_wire_kafka::{ErrorCode, Records};
@@ -6,7 +6,7 @@ use moim_wire_kafka::{ErrorCode, Records};
 use crate::nodes::{Cluster, Producer, fetch, transactional};
 use crate::support::{Client, start, until};
 
-/// Produces as a client of transaction version 2 does: without having announced the partition.
+/// Produces as a client of transaction version 2 does: without AddPartitionsToTxn.
 fn produce(cluster: &Cluster, producer: &Producer<'_>, (leader, index): (i32, i32), sequence: i32) -> i16 {
     let batch = transactional(producer.producer, sequence, "v");
     let data = PartitionProduceData { index, records: Some(Records::Bytes(batch)) };
@@ -25,7 +25,7 @@ fn end(cluster: &Cluster, producer: &Producer<'_>, committed: bool) -> EndTxnRes
         producer_epoch: producer.producer.1,
         committed,
     };
-    cluster.client(producer.keeper).call(&request, 5).unwrap()
+    cluster.client(producer.coordinator_id).call(&request, 5).unwrap()
 }
 
 /// The last stable offset, if no transaction is open.
@@ -35,7 +35,7 @@ fn stable(cluster: &Cluster, leader: i32, index: i32) -> Option<i64> {
 }
 
 #[test]
-fn every_transaction_of_version_2_has_its_own_epoch() {
+fn version_2_transactions_have_their_own_epoch() {
     let cluster = Cluster::start(3);
     let leaders = cluster.topic(1, "t", 3);
     let (mut apart, mut together) = (0, 0);
@@ -45,25 +45,25 @@ fn every_transaction_of_version_2_has_its_own_epoch() {
         for (round, committed) in [(0, true), (1, false), (2, true)] {
             for (index, &leader) in (0..).zip(&leaders) {
                 let at = (leader, index);
-                // The markers of the transaction before may still be on their way.
+                // The markers of the previous transaction may still be in flight.
                 until("the transaction begins", || match produce(&cluster, &producer, at, 0) {
                     0 => true,
                     code => {
-                        assert_eq!(code, ErrorCode::NotEnoughReplicas as i16, "which the client repeats");
+                        assert_eq!(code, ErrorCode::NotEnoughReplicas as i16, "which the client retries");
                         false
                     }
                 });
-                if leader == producer.keeper { together += 1 } else { apart += 1 }
+                if leader == producer.coordinator_id { together += 1 } else { apart += 1 }
             }
             let answer = end(&cluster, &producer, committed);
             let next = (first.0, first.1 + round + 1);
             assert_eq!((answer.error_code, answer.producer_id, answer.producer_epoch), (0, next.0, next.1));
-            until("a repeated end is answered the same", || {
+            until("a retried EndTxn gets the same response", || {
                 let again = end(&cluster, &producer, committed);
                 assert!([0, ErrorCode::ConcurrentTransactions as i16].contains(&again.error_code));
                 (again.error_code, again.producer_epoch) == (0, next.1)
             });
-            // What was sent before the end and comes after it is of no transaction.
+            // A batch sent before the end that arrives after it belongs to no transaction.
             let late = produce(&cluster, &producer, (leaders[0], 0), 1);
             assert_eq!(late, ErrorCode::InvalidProducerEpoch as i16);
             producer.producer = next;
@@ -80,13 +80,13 @@ fn every_transaction_of_version_2_has_its_own_epoch() {
 }
 
 #[test]
-fn offsets_of_version_2_need_no_announcement() {
+fn version_2_offset_commit_needs_no_add_offsets() {
     let cluster = Cluster::start(3);
     cluster.topic(1, "t", 1);
     for number in 0..3 {
         let mut producer = Producer::new(&cluster, format!("txn-{number}"));
         let group = format!("group-{number}");
-        let keeper = cluster.coordinator(0, &group);
+        let coordinator_id = cluster.coordinator(0, &group);
         for offset in 1..3 {
             let partition = txn_offset_commit::TxnOffsetCommitRequestPartition {
                 partition_index: 0,
@@ -106,10 +106,11 @@ fn offsets_of_version_2_need_no_announcement() {
                 ..Default::default()
             };
             let send = || {
-                let answer: TxnOffsetCommitResponse = cluster.client(keeper).call(&commit, 5).unwrap();
+                let answer: TxnOffsetCommitResponse =
+                    cluster.client(coordinator_id).call(&commit, 5).unwrap();
                 answer.topics[0].partitions[0].error_code
             };
-            until("the offsets are taken", || send() == 0);
+            until("the offsets are accepted", || send() == 0);
             let answer = end(&cluster, &producer, true);
             assert_eq!(answer.error_code, 0);
             let next = (answer.producer_id, answer.producer_epoch);
@@ -121,8 +122,8 @@ fn offsets_of_version_2_need_no_announcement() {
                 require_stable: true,
                 ..Default::default()
             };
-            until("the offset counts", || {
-                let answer: OffsetFetchResponse = cluster.client(keeper).call(&request, 7).unwrap();
+            until("the offset is visible", || {
+                let answer: OffsetFetchResponse = cluster.client(coordinator_id).call(&request, 7).unwrap();
                 answer.topics[0].partitions[0].committed_offset == offset
             });
             assert_ne!(send(), 0, "the transaction has ended");
@@ -132,19 +133,19 @@ fn offsets_of_version_2_need_no_announcement() {
 }
 
 #[test]
-fn transaction_version_2_is_told_by_its_feature() {
+fn transaction_version_2_is_advertised_as_a_feature() {
     let running = start();
     let name =
         ApiVersionsRequest { client_software_name: "test".into(), client_software_version: "1".into() };
     let ask = |version| -> ApiVersionsResponse { Client::connect(&running).call(&name, version).unwrap() };
-    let told = ask(4);
+    let response = ask(4);
     let supported: Vec<_> =
-        told.supported_features.iter().map(|f| (&*f.name, f.min_version, f.max_version)).collect();
+        response.supported_features.iter().map(|f| (&*f.name, f.min_version, f.max_version)).collect();
     assert_eq!(supported, [("transaction.version", 0, 2)]);
-    for told in [told, ask(3)] {
+    for response in [response, ask(3)] {
         let finalized: Vec<_> =
-            told.finalized_features.iter().map(|f| (&*f.name, f.max_version_level)).collect();
-        assert_eq!((told.finalized_features_epoch, finalized), (0, vec![("transaction.version", 2)]));
+            response.finalized_features.iter().map(|f| (&*f.name, f.max_version_level)).collect();
+        assert_eq!((response.finalized_features_epoch, finalized), (0, vec![("transaction.version", 2)]));
     }
-    assert!(ask(3).supported_features.is_empty(), "its clients cannot read a level of 0");
+    assert!(ask(3).supported_features.is_empty(), "its clients do not accept a minimum level of 0");
 }

@@ -1,4 +1,4 @@
-//! Every API answers in every version it advertises, with something that decodes in that version.
+//! Every API responds in every advertised version, with a response that decodes in that version.
 
 use moim_wire_kafka::messages::*;
 use moim_wire_kafka::{ApiKey, Message};
@@ -11,7 +11,7 @@ fn advertised(running: &Running) -> Vec<(i16, std::ops::RangeInclusive<i16>)> {
     response.api_keys.iter().map(|a| (a.api_key, a.min_version..=a.max_version)).collect()
 }
 
-/// Asks in each advertised version, on a connection of its own, so that one failure is one message.
+/// Sends a request in each advertised version, on its own connection, so that one failure is one message.
 fn check<Q: Message, S: Message>(running: &Running, request: impl Fn(i16) -> Q, checked: &mut Vec<i16>) {
     let versions = advertised(running).into_iter().find(|(key, _)| *key == Q::KEY as i16);
     let (key, versions) = versions.unwrap_or_else(|| panic!("{} is not advertised", Q::KEY.name()));
@@ -168,17 +168,20 @@ fn every_version_describes_a_topic_with_records_and_a_group() {
     });
 }
 
-/// As `check`, with a look at each answer from version `from` on.
+/// As `check`, with a check of each response from version `from` on.
 fn check_with<Q: Message, S: Message>(
     running: &Running,
     from: i16,
     request: impl Fn(i16) -> Q,
-    look: impl Fn(&S, i16),
+    check_response: impl Fn(&S, i16),
 ) {
     let versions = advertised(running).into_iter().find(|(key, _)| *key == Q::KEY as i16).unwrap().1;
     for version in versions.filter(|v| *v >= from) {
         let answer = Client::connect(running).call::<Q, S>(&request(version), version);
-        look(&answer.unwrap_or_else(|e| panic!("{} version {version}: {e}", Q::KEY.name())), version);
+        check_response(
+            &answer.unwrap_or_else(|e| panic!("{} version {version}: {e}", Q::KEY.name())),
+            version,
+        );
     }
 }
 
@@ -189,7 +192,7 @@ fn topic_id(client: &mut Client, name: &str) -> moim_wire_kafka::Uuid {
 }
 
 #[test]
-fn an_unknown_version_of_api_versions_is_answered_in_version_0() {
+fn unknown_api_versions_version_gets_a_version_0_response() {
     use std::io::{Read, Write};
     let running = start();
     let mut stream = std::net::TcpStream::connect(running.address).unwrap();

@@ -1,4 +1,4 @@
-//! The bytes are Kafka's: golden values written out by hand from its message definitions.
+//! Record encodings against golden values, written out by hand from Kafka's message definitions.
 
 use super::*;
 
@@ -24,7 +24,7 @@ fn offset_key_and_value_are_kafkas_bytes() {
 }
 
 #[test]
-fn keys_of_all_versions_are_read_and_unknown_ones_told_apart() {
+fn all_key_versions_are_decoded_and_unknown_ones_detected() {
     let offset = Key::Offset { group: "g".into(), topic: "t".into(), partition: 3 };
     assert_eq!(read_key(Bytes::from_static(b"\0\0\0\x01g\0\x01t\0\0\0\x03")), Ok(offset.clone()));
     assert_eq!(read_key(offset_key("g", "t", 3)), Ok(offset));
@@ -78,7 +78,7 @@ fn group_value_is_kafkas_bytes() {
 }
 
 #[test]
-fn records_that_are_cut_or_lie_about_a_length_are_refused() {
+fn truncated_records_and_invalid_lengths_are_rejected() {
     let whole = group_value(&a_group());
     for cut in 0..whole.len() {
         assert_eq!(read_group_value(whole.slice(..cut)), Err(RecordError::Short), "cut at {cut}");

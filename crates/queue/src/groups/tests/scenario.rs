@@ -1,11 +1,11 @@
-//! Runs the scenario files. A file is a list of blocks: a command, `----`, and what it must print, up to an
-//! empty line. `MOIM_REWRITE=1 cargo test` writes what it did print; review the difference.
+//! Runs the scenario files. A file is a list of blocks: a command, `----`, and the expected output, up to an empty
+//! line. `MOIM_REWRITE=1 cargo test` writes the actual output; review the difference.
 //!
 //! Commands (NAME is a client; it remembers its member id and generation as a real client does):
 //! `config KEY=MS…` · `join NAME [group=] [instance=] [v=] [session=] [rebalance=] [protocols=a,b] [topics=a,b] [fresh]`
 //! · `sync NAME [give=NAME:TEXT,…] [protocol=]` · `heartbeat NAME… [generation=]` · `leave NAME…|instance=I`
 //! · `commit NAME TOPIC PARTITION OFFSET [generation=]` · `fetch GROUP` · `describe GROUP` · `list [state=]`
-//! · `delete GROUP` · `hold` / `release [error]` (writes wait / go on) · `wait MS` · `restart`.
+//! · `delete GROUP` · `hold` / `release [error]` (writes wait / continue) · `wait MS` · `restart`.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -14,7 +14,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
-use super::world::{World, commit_topics, config, join, simple_commit, subscription};
+use super::harness::{Harness, commit_topics, config, join, simple_commit, subscription};
 use crate::groups::*;
 
 #[test]
@@ -70,7 +70,7 @@ struct Client {
 }
 
 struct Stage {
-    world: World,
+    harness: Harness,
     clients: BTreeMap<String, Client>,
     waiting: Vec<(Token, String)>,
     hold: bool,
@@ -109,7 +109,7 @@ impl<'a> Args<'a> {
 impl Stage {
     fn new() -> Self {
         Self {
-            world: World::new(config()),
+            harness: Harness::new(config()),
             clients: BTreeMap::new(),
             waiting: Vec::new(),
             hold: false,
@@ -128,15 +128,15 @@ impl Stage {
             "commit" => self.commit(&args),
             "hold" => self.hold = true,
             "release" => self.release(&args),
-            "wait" => self.world.advance(args.plain[0].parse().unwrap()),
+            "wait" => self.harness.advance(args.plain[0].parse().unwrap()),
             "restart" => {
-                self.world.restart();
+                self.harness.restart();
                 self.waiting.clear();
             }
-            _ => self.look(verb, &args),
+            _ => self.query(verb, &args),
         }
         if !self.hold {
-            self.world.write_all();
+            self.harness.write_all();
         }
         self.print_answers();
     }
@@ -147,13 +147,13 @@ impl Stage {
         config.max_group_size = args.number("size").unwrap_or(1000) as usize;
         config.offset_retention_ms = args.number("retention").unwrap_or(config.offset_retention_ms);
         config.min_session_timeout_ms = args.number("session").unwrap_or(10) as i32;
-        self.world = World::new(config);
+        self.harness = Harness::new(config);
     }
 
     fn release(&mut self, args: &Args<'_>) {
         self.hold = false;
         if args.plain.contains(&"error") {
-            while self.world.write_one(Err(ErrorCode::NotLeaderOrFollower)) {}
+            while self.harness.write_one(Err(ErrorCode::NotLeaderOrFollower)) {}
         }
     }
 
@@ -184,7 +184,7 @@ impl Stage {
             protocols.map(|name| Protocol { name: name.into(), metadata: metadata.clone() }).collect();
         request.require_known_member_id = version >= 4 && client.instance.is_none();
         request.can_skip_assignment = version >= 9;
-        let token = self.world.ask(|token| Input::Join(token, request));
+        let token = self.harness.ask(|token| Input::Join(token, request));
         self.waiting.push((token, name.to_owned()));
     }
 
@@ -204,7 +204,7 @@ impl Stage {
             protocol: args.named.get("protocol").map(|text| (*text).into()),
             assignments,
         };
-        let token = self.world.ask(|token| Input::Sync(token, request));
+        let token = self.harness.ask(|token| Input::Sync(token, request));
         self.waiting.push((token, name.to_owned()));
     }
 
@@ -217,7 +217,7 @@ impl Stage {
                 member_id: client.id,
                 instance_id: client.instance,
             };
-            let token = self.world.ask(|token| Input::Heartbeat(token, request));
+            let token = self.harness.ask(|token| Input::Heartbeat(token, request));
             self.waiting.push((token, (*name).to_owned()));
         }
     }
@@ -233,7 +233,7 @@ impl Stage {
             members.push(LeavingMember { member_id: Arc::default(), instance_id, reason: None });
         }
         let request = Leave { group: "g".into(), members };
-        let token = self.world.ask(|token| Input::Leave(token, request));
+        let token = self.harness.ask(|token| Input::Leave(token, request));
         self.waiting.push((token, "leave".to_owned()));
     }
 
@@ -253,14 +253,14 @@ impl Stage {
                 topics: commit_topics(&offsets),
             },
         };
-        let token = self.world.ask(|token| Input::OffsetCommit(token, request));
+        let token = self.harness.ask(|token| Input::OffsetCommit(token, request));
         self.waiting.push((token, name.to_owned()));
     }
 
-    fn look(&mut self, verb: &str, args: &Args<'_>) {
+    fn query(&mut self, verb: &str, args: &Args<'_>) {
         let group: Arc<str> = args.plain.first().copied().unwrap_or("g").into();
         let name = group.to_string();
-        let token = self.world.ask(|token| match verb {
+        let token = self.harness.ask(|token| match verb {
             "fetch" => {
                 Input::OffsetFetch(token, vec![OffsetFetch { group, topics: None, require_stable: false }])
             }
@@ -278,7 +278,7 @@ impl Stage {
     fn print_answers(&mut self) {
         let waiting = std::mem::take(&mut self.waiting);
         for (token, name) in waiting {
-            match self.world.take(token) {
+            match self.harness.take(token) {
                 None => self.waiting.push((token, name)),
                 Some(response) => self.print(&name, &response),
             }
@@ -326,7 +326,7 @@ impl Stage {
                 let line = |g: &ListedGroup| format!("{} {}", g.group, g.state.name());
                 groups.iter().map(line).collect::<Vec<_>>().join(", ")
             }
-            Response::OffsetDelete(_) => unreachable!("no scenario asks for it"),
+            Response::OffsetDelete(_) => unreachable!("no scenario sends it"),
         };
         let line = if line.is_empty() { "nothing" } else { &line };
         writeln!(self.out, "{name}: {line}").unwrap();

@@ -1,7 +1,8 @@
-//! Who waits for a partition: produces for a commit or for the leader's own disk, fetches for data.
+//! The purgatory of a partition: delayed produces that wait for the high watermark or for the leader's own disk, and
+//! delayed fetches that wait for data.
 //!
-//! Whom to tell is collected under the partition's lock as [`Told`] and told after it is released: what is called may
-//! want the lock again.
+//! Completions are collected under the partition's lock as [`Notifications`] and delivered after it is released,
+//! because a callback may take the lock again.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI16, AtomicI32, Ordering};
@@ -14,28 +15,28 @@ use moim_wire_kafka::ErrorCode;
 
 use crate::loops::{Loops, Wake};
 
-/// The outcome of a partition that has none yet; no error of the protocol has this number.
+/// The outcome of a partition that is still pending; no protocol error has this number.
 const OPEN: i16 = i16::MIN;
 
-/// What to do when the records are committed, or can no longer be.
+/// What to complete when the records are committed, or can no longer be.
 pub(crate) enum Ack {
-    /// A produce, and which of its partitions this is.
-    Produce(Arc<PendingAcks>, usize),
+    /// A produce request, and the index of this partition in it.
+    Produce(Arc<DelayedProduce>, usize),
     Call(Call),
 }
 
-/// Told how a write ended. An error says that nobody will hear of it here any more, not that it is lost.
+/// Gets the outcome of a write. An error means that the outcome will not be known here, not that the write is lost.
 pub(crate) type Call = Box<dyn FnOnce(Result<(), ErrorCode>) + Send>;
 
-/// A produce request that waits for one or more partitions.
-pub(crate) struct PendingAcks {
+/// A delayed produce: a request that waits for one or more partitions.
+pub(crate) struct DelayedProduce {
     remaining: AtomicI32,
-    /// By partition, in the order of the request.
+    /// Outcomes by partition, in request order.
     outcomes: Box<[AtomicI16]>,
     wake: Arc<Wake>,
 }
 
-impl PendingAcks {
+impl DelayedProduce {
     /// Starts with one hold, so that it cannot complete while the request is still being appended.
     pub(crate) fn new(wake: Arc<Wake>, partitions: usize) -> Arc<Self> {
         let outcomes = (0..partitions).map(|_| AtomicI16::new(0)).collect();
@@ -51,17 +52,17 @@ impl PendingAcks {
         self.outcomes[at].store(outcome.err().map_or(0, |code| code as i16), Ordering::Release);
     }
 
-    /// Gives up one hold; true when it was the last.
+    /// Releases one hold; true if it was the last.
     pub(crate) fn release(&self) -> bool {
         self.remaining.fetch_sub(1, Ordering::AcqRel) == 1
     }
 
-    /// Whether every partition has answered.
+    /// True if every partition has an outcome.
     pub(crate) fn is_done(&self) -> bool {
         self.remaining.load(Ordering::Acquire) == 0
     }
 
-    /// How each partition ended, in the order of the request; one that has not is out of time.
+    /// The outcome of each partition, in request order; a pending one has timed out.
     pub(crate) fn outcomes(&self) -> impl Iterator<Item = ErrorCode> {
         self.outcomes.iter().map(|outcome| match outcome.load(Ordering::Acquire) {
             OPEN => ErrorCode::RequestTimedOut,
@@ -70,24 +71,24 @@ impl PendingAcks {
     }
 }
 
-struct FetchWaiter {
+struct FetchWatcher {
     wanted: i64,
     stable_only: bool,
     wake: Arc<Wake>,
 }
 
-/// Everybody who waits for one partition.
+/// All delayed requests of one partition.
 #[derive(Default)]
-pub(super) struct Waiters {
-    /// For the high watermark.
+pub(super) struct Purgatory {
+    /// Acknowledgements that wait for the high watermark (`acks=all`).
     committed: Waiting<Ack>,
-    /// For this node's own disk: `acks=1`.
+    /// Acknowledgements that wait for this node's own disk (`acks=1`).
     stored: Waiting<Ack>,
-    /// By connection: one fetch of a connection waits at a time.
-    fetchers: HashMap<u64, FetchWaiter>,
+    /// Delayed fetches by connection: one fetch of a connection waits at a time.
+    fetchers: HashMap<u64, FetchWatcher>,
 }
 
-impl Waiters {
+impl Purgatory {
     pub(super) fn wait_committed(&mut self, end: i64, ack: Ack) {
         hold(&ack);
         self.committed.push(Offset(end), ack);
@@ -99,56 +100,62 @@ impl Waiters {
     }
 
     pub(super) fn wait_for_data(&mut self, wanted: i64, stable_only: bool, wake: &Arc<Wake>) {
-        self.fetchers.insert(wake.connection, FetchWaiter { wanted, stable_only, wake: Arc::clone(wake) });
+        self.fetchers.insert(wake.connection, FetchWatcher { wanted, stable_only, wake: Arc::clone(wake) });
     }
 
     pub(super) fn stop_waiting(&mut self, connection: u64) {
         self.fetchers.remove(&connection);
     }
 
-    /// Nobody waits for this node's own disk.
-    pub(super) fn none_for_disk(&self) -> bool {
+    /// True if no acknowledgement waits for this node's own disk.
+    pub(super) fn is_disk_idle(&self) -> bool {
         self.stored.is_empty()
     }
 
-    pub(super) fn on_stored(&mut self, end: i64, told: &mut Told) {
-        told.extend(self.stored.committed(Offset(end)), Ok(()));
+    pub(super) fn on_stored(&mut self, end: i64, notifications: &mut Notifications) {
+        notifications.extend(self.stored.committed(Offset(end)), Ok(()));
     }
 
-    pub(super) fn on_committed(&mut self, high_watermark: i64, stable: i64, told: &mut Told) {
-        told.extend(self.committed.committed(Offset(high_watermark)), Ok(()));
+    pub(super) fn on_committed(
+        &mut self,
+        high_watermark: i64,
+        stable: i64,
+        notifications: &mut Notifications,
+    ) {
+        notifications.extend(self.committed.committed(Offset(high_watermark)), Ok(()));
         if !self.fetchers.is_empty() {
             self.fetchers.retain(|_, w| {
                 let ready = w.wanted < if w.stable_only { stable } else { high_watermark };
                 if ready {
-                    told.wakes.push(Arc::clone(&w.wake));
+                    notifications.wakes.push(Arc::clone(&w.wake));
                 }
                 !ready
             });
         }
     }
 
-    /// Too few are in sync. Clients are told at once. The broker's own writes go on waiting: they are in the log and
-    /// will be committed, unless this node stops leading, and then their coordinator ends too.
-    pub(super) fn on_under_min_isr(&mut self, told: &mut Told) {
+    /// The in-sync set is below `min.insync.replicas`: client produces fail at once. The broker's own writes keep
+    /// waiting: they are in the log and will be committed, unless this node loses leadership, and then their
+    /// coordinator is unloaded too.
+    pub(super) fn on_under_min_isr(&mut self, notifications: &mut Notifications) {
         let (clients, own): (Vec<_>, Vec<_>) =
             self.committed.drain().partition(|(_, ack)| matches!(ack, Ack::Produce(..)));
         let code = ErrorCode::NotEnoughReplicasAfterAppend;
-        told.extend(clients.into_iter().map(|(_, ack)| ack), Err(code));
+        notifications.extend(clients.into_iter().map(|(_, ack)| ack), Err(code));
         for (end, ack) in own {
             self.committed.push(end, ack);
         }
     }
 
-    /// Nothing more is committed here: whoever wrote is told `code`, whoever reads looks again.
-    pub(super) fn fail_all(&mut self, code: ErrorCode, told: &mut Told) {
-        told.extend(self.committed.fail(), Err(code));
-        told.extend(self.stored.fail(), Err(code));
-        self.wake_fetchers(told);
+    /// No more commits on this replica: writers fail with `code`, fetches are woken to check again.
+    pub(super) fn fail_all(&mut self, code: ErrorCode, notifications: &mut Notifications) {
+        notifications.extend(self.committed.fail(), Err(code));
+        notifications.extend(self.stored.fail(), Err(code));
+        self.wake_fetchers(notifications);
     }
 
-    pub(super) fn wake_fetchers(&mut self, told: &mut Told) {
-        told.wakes.extend(self.fetchers.drain().map(|(_, w)| w.wake));
+    pub(super) fn wake_fetchers(&mut self, notifications: &mut Notifications) {
+        notifications.wakes.extend(self.fetchers.drain().map(|(_, w)| w.wake));
     }
 }
 
@@ -158,15 +165,15 @@ fn hold(ack: &Ack) {
     }
 }
 
-/// Whom to tell once the partition's lock is released.
+/// Completions to deliver once the partition's lock is released.
 #[derive(Default)]
 #[must_use]
-pub(super) struct Told {
+pub(super) struct Notifications {
     wakes: Vec<Arc<Wake>>,
     calls: Vec<(Call, Result<(), ErrorCode>)>,
 }
 
-impl Told {
+impl Notifications {
     fn extend(&mut self, acks: impl Iterator<Item = Ack>, outcome: Result<(), ErrorCode>) {
         for ack in acks {
             match ack {
@@ -181,7 +188,7 @@ impl Told {
         }
     }
 
-    pub(super) fn tell(mut self, loops: &Loops) {
+    pub(super) fn deliver(mut self, loops: &Loops) {
         loops.wake(&mut self.wakes);
         for (call, outcome) in self.calls {
             call(outcome);

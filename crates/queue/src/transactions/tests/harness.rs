@@ -1,4 +1,5 @@
-//! A coordinator with a log and partitions around it, which a test completes step by step or all at once.
+//! A test harness: a transaction coordinator with a log and partitions, which a test completes step by step or all at
+//! once.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -12,7 +13,7 @@ use super::super::*;
 /// Wall time at monotonic 0.
 pub(super) const WALL: i64 = 1_000_000;
 
-/// A marker that is to be written.
+/// A marker to be written.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Marker {
     pub(super) token: MarkersToken,
@@ -23,23 +24,23 @@ pub(super) struct Marker {
     pub(super) at: TopicPartition,
 }
 
-pub(super) struct World {
+pub(super) struct Harness {
     pub(super) c: Coordinator,
     pub(super) now: u64,
-    /// What is durable.
+    /// The durable log.
     pub(super) log: Vec<(Bytes, Option<Bytes>)>,
     pub(super) writes: VecDeque<(PersistToken, Bytes, Option<Bytes>)>,
     pub(super) markers: Vec<Marker>,
-    /// Markers that are durable, with how long the log was then.
+    /// Durable markers, with the log length at that time.
     pub(super) written: Vec<(usize, Marker)>,
-    /// None while a request waits.
+    /// `None` while a request waits.
     pub(super) answers: BTreeMap<Token, Option<Reply>>,
     pub(super) fresh_id: i64,
 }
 
-impl World {
+impl Harness {
     pub(super) fn new() -> Self {
-        let mut world = Self {
+        let mut harness = Self {
             c: Coordinator::new(Config::default(), 7),
             now: 0,
             log: Vec::new(),
@@ -49,11 +50,11 @@ impl World {
             answers: BTreeMap::new(),
             fresh_id: 100,
         };
-        world.restart();
-        world
+        harness.restart();
+        harness
     }
 
-    /// Everything in memory is gone; the log is not.
+    /// Loses everything in memory; keeps the log.
     pub(super) fn restart(&mut self) {
         self.answers.retain(|_, reply| reply.is_some());
         self.writes.clear();
@@ -71,7 +72,7 @@ impl World {
         for effect in effects {
             match effect {
                 Effect::Reply(token, reply) => {
-                    let slot = self.answers.get_mut(&token).expect("an answer to a request");
+                    let slot = self.answers.get_mut(&token).expect("a response to a request");
                     assert_eq!(slot.replace(reply), None, "{token:?} answered twice");
                 }
                 Effect::Persist { transactional_id, key, value, token } => {
@@ -105,7 +106,7 @@ impl World {
         }
     }
 
-    /// Sends a request and leaves its effects undone.
+    /// Sends a request and leaves its effects pending.
     pub(super) fn send(&mut self, input: impl FnOnce(Token, i64) -> Input) -> Token {
         let token = Token(self.answers.last_key_value().map_or(0, |(t, _)| t.0) + 1);
         self.answers.insert(token, None);
@@ -115,7 +116,7 @@ impl World {
         token
     }
 
-    /// Sends a request, lets its writes become durable but no marker, and gives the answer.
+    /// Sends a request, completes its writes but no marker, and returns the response.
     pub(super) fn ask(&mut self, input: impl FnOnce(Token, i64) -> Input) -> Reply {
         let token = self.send(input);
         self.persist_all();
@@ -147,7 +148,7 @@ impl World {
         self.take(effects);
     }
 
-    /// Does everything that is to be done now.
+    /// Completes everything that is pending now.
     pub(super) fn settle(&mut self) {
         while !self.writes.is_empty() || !self.markers.is_empty() {
             self.persist_all();

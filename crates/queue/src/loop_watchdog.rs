@@ -1,11 +1,12 @@
-//! Watches the heartbeats of the event loops, and hands over what a loop that stands still holds up.
+//! Event-loop watchdog: checks the heartbeats of the event loops and hands over leadership of partitions that a
+//! stalled loop blocks.
 //!
-//! A loop that does not turn serves none of its clients, and may hold the lock of a partition: then the partition stands still
-//! although its node looks healthy to the cluster. Silent for ten seconds, the node hands over the partitions whose lock cannot
-//! be had, or all that it leads if every lock can, as the store does with its shards.
+//! A stalled loop serves none of its clients, and may hold the lock of a partition: then the partition is unavailable
+//! although its node looks healthy to the cluster. After a stall of ten seconds the node hands over the partitions
+//! whose lock is held, or all that it leads if no lock is held, as the store does with its shards.
 //!
-//! Must never run on one of the loops, and never wait for a lock that a loop may hold: who leads is read from the state
-//! repository. The heartbeats stop with the process, so a round that itself comes late judges nothing.
+//! Must never run on one of the loops, and must never wait for a lock that a loop may hold: leadership is read from
+//! the state repository. The heartbeats stop with the process, so a round that is itself late draws no conclusion.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -13,86 +14,89 @@ use std::time::Duration;
 
 use moim_base::BrokerId;
 use moim_base::rest::rest;
-use moim_cluster::nodes::members;
+use moim_state::nodes::members;
 use moim_replica::controller::requests::{self, ElectionKind, RequestError};
 use moim_replica::{PartitionId, PartitionState, keys};
 
 use crate::broker::Broker;
-use crate::placement;
+use crate::partition_registration;
 
-/// Between two rounds.
-const EVERY: Duration = Duration::from_millis(250);
-/// A round that comes so much later than it should judges nothing.
+/// Interval of the watchdog rounds.
+const CHECK_INTERVAL: Duration = Duration::from_millis(250);
+/// A round that is later than this draws no conclusion.
 const LATE_MS: u64 = 1_000;
-/// A loop that is silent for so long costs the node what it leads.
-const GIVE_UP_MS: u64 = 10_000;
-/// A lock that cannot be had for so long is held by a loop that stands still.
-const LOCKED_FOR: Duration = Duration::from_millis(100);
-/// Between two looks at locks, or at who leads.
-const PAUSE: Duration = Duration::from_millis(10);
-/// How long the hand-over of one partition may take.
-const PATIENCE: Duration = Duration::from_secs(5);
+/// A stall of this length makes the node hand over leadership.
+const HAND_OVER_AFTER_MS: u64 = 10_000;
+/// A lock that is held for this long is held by a stalled loop.
+const LOCK_WAIT: Duration = Duration::from_millis(100);
+/// Poll interval for locks and for the result of an election.
+const POLL_INTERVAL: Duration = Duration::from_millis(10);
+/// Timeout of the hand-over of one partition.
+const HAND_OVER_TIMEOUT: Duration = Duration::from_secs(5);
 
 impl Broker {
-    /// Watches the loops until the shutdown. For a thread that runs none of them.
+    /// Runs the watchdog until shutdown. Must run on a thread that runs none of the loops.
     pub async fn watch_loops(self: Arc<Self>) {
         let mut before_ms = self.clock.monotonic_ms();
         while !self.shutdown.is_stopped() {
-            rest(EVERY).await;
+            rest(CHECK_INTERVAL).await;
             let now_ms = self.clock.monotonic_ms();
             if now_ms.saturating_sub(std::mem::replace(&mut before_ms, now_ms)) > LATE_MS {
                 continue;
             }
-            self.on_silent_loop(self.loops.silent_ms(now_ms)).await;
+            self.on_stalled_loop(self.loops.stalled_ms(now_ms)).await;
             before_ms = self.clock.monotonic_ms();
         }
     }
 
-    /// The most silent loop has not turned for so long. Answers how many partitions were handed over.
-    pub async fn on_silent_loop(self: &Arc<Self>, silent_ms: u64) -> usize {
-        if silent_ms < GIVE_UP_MS {
+    /// Handles a stall of the slowest loop. Returns the number of partitions handed over.
+    pub async fn on_stalled_loop(self: &Arc<Self>, stalled_ms: u64) -> usize {
+        if stalled_ms < HAND_OVER_AFTER_MS {
             return 0;
         }
         let locked = self.locked_partitions().await;
         let led = match self.led_partitions().await {
             Ok(led) => led,
             Err(error) => {
-                tracing::warn!(%error, "leaderships cannot be given up: event loop stalled");
+                tracing::warn!(%error, "leadership hand-over failed: event loop stalled");
                 return 0;
             }
         };
         let is_held_up = |id: &PartitionId| locked.is_empty() || locked.contains(id);
         let mut handed_over = 0;
         for (id, to) in led.into_iter().filter(|(id, _)| is_held_up(id)) {
-            match tokio::time::timeout(PATIENCE, self.hand_over(id, to)).await {
+            match tokio::time::timeout(HAND_OVER_TIMEOUT, self.hand_over(id, to)).await {
                 Ok(Ok(())) => {
-                    tracing::warn!(%id, to = to.0, silent_ms, "leadership given up: event loop stalled");
+                    tracing::warn!(%id, to = to.0, stalled_ms, "leadership handed over: event loop stalled");
                     handed_over += 1;
                 }
-                Ok(Err(error)) => tracing::warn!(%id, %error, "leadership cannot be given up"),
-                Err(_) => tracing::warn!(%id, to = to.0, "leadership was not given up in time"),
+                Ok(Err(error)) => tracing::warn!(%id, %error, "leadership hand-over failed"),
+                Err(_) => tracing::warn!(%id, to = to.0, "leadership hand-over timed out"),
             }
         }
         handed_over
     }
 
-    /// Partitions whose lock cannot be had; none where the list of topics itself cannot.
+    /// Partitions whose lock is held; empty if the list of topics itself is locked.
     async fn locked_partitions(self: &Arc<Self>) -> BTreeSet<PartitionId> {
         let broker = Arc::clone(self);
         let list = tokio::task::spawn_blocking(move || broker.topics.all());
-        let Ok(Ok(topics)) = tokio::time::timeout(LOCKED_FOR, list).await else { return BTreeSet::new() };
-        let mut copies: Vec<_> = topics.iter().flat_map(|topic| topic.copies()).collect();
-        let until = tokio::time::Instant::now() + LOCKED_FOR;
+        let Ok(Ok(topics)) = tokio::time::timeout(LOCK_WAIT, list).await else { return BTreeSet::new() };
+        let mut replicas: Vec<_> = topics.iter().flat_map(|topic| topic.replicas()).collect();
+        let until = tokio::time::Instant::now() + LOCK_WAIT;
         loop {
-            copies.retain(|copy| copy.is_locked());
-            if copies.is_empty() || tokio::time::Instant::now() >= until {
-                return copies.iter().map(|copy| placement::id(copy.topic_id, copy.index)).collect();
+            replicas.retain(|replica| replica.is_locked());
+            if replicas.is_empty() || tokio::time::Instant::now() >= until {
+                return replicas
+                    .iter()
+                    .map(|replica| partition_registration::id(replica.topic_id, replica.index))
+                    .collect();
             }
-            tokio::time::sleep(PAUSE).await;
+            tokio::time::sleep(POLL_INTERVAL).await;
         }
     }
 
-    /// What this broker leads and another in-sync replica that runs can lead, with that one.
+    /// The partitions this broker leads that another live in-sync replica can lead, with that replica.
     async fn led_partitions(&self) -> Result<Vec<(PartitionId, BrokerId)>, RequestError> {
         let me = self.options.node_id;
         let (_, live) = members(self.repository.as_ref()).await?;
@@ -114,7 +118,7 @@ impl Broker {
         Ok(led)
     }
 
-    /// Makes `to` the preferred leader, so that leadership does not come back, and has it elected.
+    /// Makes `to` the preferred leader, so that leadership does not move back, and has it elected.
     async fn hand_over(&self, id: PartitionId, to: BrokerId) -> Result<(), RequestError> {
         let repository = self.repository.as_ref();
         let key = keys::partition(id);
@@ -137,7 +141,7 @@ impl Broker {
                     RequestError::ElectionNotNeeded
                     | RequestError::PreferredNotAvailable
                     | RequestError::Contended,
-                ) => tokio::time::sleep(PAUSE).await,
+                ) => tokio::time::sleep(POLL_INTERVAL).await,
                 Err(error) => return Err(error),
             }
         }

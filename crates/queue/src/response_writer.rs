@@ -1,9 +1,9 @@
-//! Answers on their way to the socket.
+//! The response writer: encoded responses on their way to the socket.
 //!
-//! Small answers are encoded one behind the other into one buffer and leave in one write. The records of a
-//! fetch are never copied into it: they stay shared memory or ranges of segment files, which go from the
-//! page cache to the socket by `sendfile`. A range that is not in the page cache is handed back to be read
-//! elsewhere first, because `sendfile` would make the whole event loop wait for the disk.
+//! Small responses are encoded back to back into one buffer and sent in one write. The records of a fetch are never
+//! copied into it: they stay shared memory or ranges of segment files, which go from the page cache to the socket by
+//! `sendfile`. A range that is not in the page cache is handed back to be read on another thread first, because
+//! `sendfile` would block the whole event loop on the disk.
 
 use std::collections::VecDeque;
 use std::io::{self, IoSlice};
@@ -16,7 +16,7 @@ use moim_wire_kafka::{Message, encode_response};
 use moim_base::Permit;
 use moim_base::socket::Socket;
 
-/// What an answer must know of its request.
+/// The request fields that its response needs.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Call {
     pub(crate) correlation_id: i32,
@@ -37,33 +37,33 @@ impl Piece {
     }
 }
 
-/// How many pieces one write gathers.
+/// Maximum number of pieces of one vectored write.
 const GATHER: usize = 64;
-/// How much of a file is sent, or warmed, at a time.
+/// Step size of sending a file, and of reading it into the page cache.
 const FILE_STEP: usize = 1 << 20;
 
-/// The unsent answers of a connection.
+/// The unsent responses of a connection.
 #[derive(Default)]
-pub(crate) struct Writer {
+pub(crate) struct ResponseWriter {
     /// Invariant: everything in here comes before `tail`.
     pieces: VecDeque<Piece>,
     tail: BytesMut,
     queued: usize,
-    /// For records in memory that are not sent yet.
+    /// Memory permit of in-memory records that are not sent yet.
     records: Option<Permit>,
-    /// So many bytes of the file at the front are known to be in memory.
+    /// Number of bytes of the front file that are known to be in the page cache.
     warm: usize,
 }
 
-/// Where writing stopped.
+/// The result of a flush.
 pub(crate) enum Flushed {
     /// Everything is sent, or the socket takes no more.
     Done,
-    /// This range must be brought into memory first; then call [`Writer::on_warm`].
+    /// This range must be read into the page cache first; then call [`ResponseWriter::on_warm`].
     Cold(FileRange),
 }
 
-impl Writer {
+impl ResponseWriter {
     pub(crate) fn len(&self) -> usize {
         self.queued + self.tail.len()
     }
@@ -72,17 +72,17 @@ impl Writer {
         self.len() == 0
     }
 
-    /// An empty one with room for so many bytes.
+    /// An empty writer with this capacity.
     pub(crate) fn with_capacity(bytes: usize) -> Self {
         Self { tail: BytesMut::with_capacity(bytes), ..Self::default() }
     }
 
-    /// Encodes an answer that has no holes.
+    /// Encodes a response without record chunks.
     pub(crate) fn push(&mut self, call: Call, response: &impl Message) -> io::Result<()> {
         self.push_with_chunks(call, response, Vec::new())
     }
 
-    /// Takes the memory of records that are pushed next in.
+    /// Takes over the memory permit of the records that are pushed next.
     pub(crate) fn hold(&mut self, permit: Permit) {
         match &mut self.records {
             Some(held) => held.absorb(permit),
@@ -90,12 +90,12 @@ impl Writer {
         }
     }
 
-    /// Whether memory of the budget is held for what is not sent yet.
+    /// True if unsent records hold memory of the budget.
     pub(crate) fn holds_records(&self) -> bool {
         self.records.is_some()
     }
 
-    /// Gives back the memory of what was sent.
+    /// Releases the memory of records that were sent.
     fn release_sent(&mut self) {
         let left = self.len();
         if left == 0 {
@@ -105,7 +105,7 @@ impl Writer {
         }
     }
 
-    /// Encodes an answer and fills its holes, one after the other, with `chunks`.
+    /// Encodes a response and fills its gaps, in order, with `chunks`.
     pub(crate) fn push_with_chunks(
         &mut self,
         call: Call,
@@ -113,10 +113,10 @@ impl Writer {
         chunks: Vec<Vec<Chunk>>,
     ) -> io::Result<()> {
         let tail = std::mem::take(&mut self.tail);
-        // A failure is a bug of a handler; it ends this connection, not the broker.
+        // An encoding failure is a bug of a handler; it ends this connection, not the broker.
         let (mut buf, gaps) = encode_response(tail, call.correlation_id, call.version, response)
-            .map_err(|e| io::Error::other(format!("an answer could not be encoded: {e}")))?;
-        assert_eq!(gaps.len(), chunks.len(), "every hole of an answer has its records");
+            .map_err(|e| io::Error::other(format!("response encoding failed: {e}")))?;
+        assert_eq!(gaps.len(), chunks.len(), "every gap of a response has its records");
         let mut done = 0;
         for (gap, chunks) in gaps.iter().zip(chunks) {
             self.piece(Piece::Mem(buf.split_to(gap.at - done).freeze()));
@@ -137,23 +137,23 @@ impl Writer {
         self.pieces.push_back(piece);
     }
 
-    /// Adds an answer that is encoded already.
-    pub(crate) fn push_encoded(&mut self, answer: Bytes) {
+    /// Appends an encoded response.
+    pub(crate) fn push_encoded(&mut self, response: Bytes) {
         if self.tail.is_empty() {
-            self.tail = answer.into();
+            self.tail = response.into();
         } else {
-            self.tail.extend_from_slice(&answer);
+            self.tail.extend_from_slice(&response);
         }
     }
 
-    /// Adds a copy of an encoded answer with something else in one place.
-    pub(crate) fn push_copy_with(&mut self, answer: &[u8], place: std::ops::Range<usize>, there: &[u8]) {
+    /// Appends a copy of an encoded response with the bytes at `place` replaced.
+    pub(crate) fn push_copy_with(&mut self, response: &[u8], place: std::ops::Range<usize>, there: &[u8]) {
         let start = self.tail.len();
-        self.tail.extend_from_slice(answer);
+        self.tail.extend_from_slice(response);
         self.tail[start..][place].copy_from_slice(there);
     }
 
-    /// The whole content, for an answer without files.
+    /// The whole content, for a response without files.
     pub(crate) fn into_bytes(mut self) -> Bytes {
         if self.pieces.is_empty() {
             return self.tail.freeze();
@@ -168,7 +168,7 @@ impl Writer {
         all.freeze()
     }
 
-    /// Writes until all is gone, the socket takes no more, or the disk would have to be waited for.
+    /// Writes until everything is sent, the socket takes no more, or a disk read is needed.
     pub(crate) fn flush(&mut self, socket: &mut dyn Socket) -> io::Result<Flushed> {
         let flushed = self.write(socket);
         if self.records.is_some() {
@@ -206,7 +206,7 @@ impl Writer {
         }
     }
 
-    /// The range that was cold has been read.
+    /// The cold range was read into the page cache.
     pub(crate) fn on_warm(&mut self) {
         if let Some(Piece::File(range)) = self.pieces.front() {
             self.warm = range.len.min(FILE_STEP);
@@ -257,7 +257,7 @@ impl Writer {
     fn send_file(&mut self, socket: &mut dyn Socket) -> io::Result<()> {
         let Some(Piece::File(range)) = self.pieces.front_mut() else { return Ok(()) };
         let Some(file) = range.file.raw() else {
-            // A simulated disk has no descriptor.
+            // A simulated disk has no file descriptor.
             let bytes = range.read()?;
             self.pieces[0] = Piece::Mem(bytes);
             self.warm = 0;
@@ -265,10 +265,7 @@ impl Writer {
         };
         let n = socket.try_send_file(file, range.pos, range.len.min(self.warm))?;
         if n == 0 {
-            return Err(io::Error::new(
-                io::ErrorKind::UnexpectedEof,
-                "a segment file is shorter than its index says",
-            ));
+            return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "segment file shorter than its index"));
         }
         range.pos += n as u64;
         range.len -= n;
@@ -282,15 +279,15 @@ impl Writer {
     }
 }
 
-/// Whether the ends of a range are in the page cache. Readahead brings in what lies between them in most
-/// cases; where it does not, the loop waits for the disk as it would have without this look.
+/// True if both ends of a range are in the page cache. Readahead usually brings in the rest; where it does not, the
+/// loop blocks on the disk as it would without this check.
 fn is_in_memory(range: &FileRange) -> bool {
     let Some(file) = range.file.raw() else { return true };
     let there = |at: u64| {
         let mut byte = [0];
         let mut buffers = [io::IoSliceMut::new(&mut byte)];
         let read = rustix::io::preadv2(file, &mut buffers, at, rustix::io::ReadWriteFlags::NOWAIT);
-        // Only "would block" says that it is not; a file system that cannot tell is not asked again.
+        // Only EAGAIN means "not in the page cache"; a file system that does not support the check counts as cached.
         !matches!(read, Err(rustix::io::Errno::AGAIN))
     };
     let last = range.pos + (range.len as u64).saturating_sub(1);

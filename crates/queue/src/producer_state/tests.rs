@@ -30,10 +30,10 @@ fn marker(producer_id: i64, kind: ControlKind) -> BatchInfo {
     }
 }
 
-/// A log that accepts what `check` accepts.
+/// A log that appends what `check` accepts.
 #[derive(Default)]
 struct Log {
-    producers: Producers,
+    producers: ProducerStateManager,
     end: i64,
     batches: Vec<(BatchInfo, i64, i64)>,
 }
@@ -57,7 +57,7 @@ impl Log {
 }
 
 #[test]
-fn a_repeat_of_the_last_five_gets_its_first_offset() {
+fn duplicate_of_the_last_five_batches_gets_its_original_offset() {
     let mut log = Log::default();
     for i in 0..6 {
         assert_eq!(log.offer(batch(0, i * 10, 10)), Check::Append);
@@ -82,12 +82,12 @@ fn only_a_proven_gap_is_out_of_order() {
 }
 
 #[test]
-fn an_unknown_producer_may_begin_anywhere() {
+fn unknown_producer_may_start_with_any_sequence() {
     assert_eq!(Log::default().offer(batch(3, 4711, 1)), Check::Append);
 }
 
 #[test]
-fn what_may_never_have_been_appended_is_not_called_a_duplicate() {
+fn unproven_sequence_is_not_a_duplicate() {
     let mut log = Log::default();
     log.offer(batch(0, 50, 10));
     log.offer(batch(0, 60, 1));
@@ -96,8 +96,8 @@ fn what_may_never_have_been_appended_is_not_called_a_duplicate() {
         assert_eq!(log.offer(batch(0, base, count)), expected, "{base}+{count}");
     }
     assert_eq!(log.offer(batch(0, 51, 5)), Check::Reject(ErrorCode::DuplicateSequenceNumber));
-    // A compacted log is replayed with a hole: nothing before the hole is proven.
-    let mut producers = Producers::default();
+    // A replay of a compacted log has a gap: no sequence before it is proven.
+    let mut producers = ProducerStateManager::default();
     producers.on_append(0, &batch(0, 0, 5), 0, 4);
     producers.on_append(0, &batch(0, 90, 5), 90, 94);
     let reject = |base| producers.check(0, &batch(0, base, 2));
@@ -106,21 +106,21 @@ fn what_may_never_have_been_appended_is_not_called_a_duplicate() {
 }
 
 #[test]
-fn an_epoch_that_a_marker_brought_begins_at_zero() {
+fn epoch_started_by_a_marker_begins_at_sequence_zero() {
     let mut log = Log::default();
     log.offer(txn(7, 0));
     log.offer(BatchInfo { producer_epoch: 1, ..marker(7, ControlKind::Abort) });
     let first = |base| BatchInfo { producer_epoch: 1, ..txn(7, base) };
     assert_eq!(log.offer(first(1)), Check::Reject(ErrorCode::OutOfOrderSequenceNumber));
     assert_eq!(log.offer(first(0)), Check::Append);
-    // A marker of a producer that was forgotten tells nothing about its sequences.
+    // A marker of an expired producer proves nothing about its sequences.
     let mut log = Log::default();
     log.offer(marker(7, ControlKind::Commit));
     assert_eq!(log.offer(txn(7, 500)), Check::Append);
 }
 
 #[test]
-fn a_plain_batch_inside_a_transaction_is_refused() {
+fn non_transactional_batch_inside_a_transaction_is_rejected() {
     let mut log = Log::default();
     log.offer(txn(7, 0));
     assert_eq!(log.offer(batch(0, 1, 1)), Check::Reject(ErrorCode::InvalidTxnState));
@@ -129,7 +129,7 @@ fn a_plain_batch_inside_a_transaction_is_refused() {
 }
 
 #[test]
-fn sequences_begin_again_at_zero() {
+fn sequence_wraps_to_zero() {
     let mut log = Log::default();
     log.offer(batch(0, i32::MAX - 1, 2));
     assert_eq!(log.offer(batch(0, 0, 1)), Check::Append);
@@ -140,7 +140,7 @@ fn sequences_begin_again_at_zero() {
 }
 
 #[test]
-fn a_new_epoch_begins_at_zero_and_fences_the_old_one() {
+fn new_epoch_begins_at_sequence_zero_and_fences_the_old_one() {
     let mut log = Log::default();
     log.offer(batch(1, 0, 5));
     assert_eq!(log.offer(batch(2, 5, 1)), Check::Reject(ErrorCode::OutOfOrderSequenceNumber));
@@ -149,7 +149,7 @@ fn a_new_epoch_begins_at_zero_and_fences_the_old_one() {
 }
 
 #[test]
-fn the_last_stable_offset_stops_at_the_first_open_transaction() {
+fn last_stable_offset_is_the_first_open_transaction() {
     let mut log = Log::default();
     log.offer(batch(0, 0, 3));
     log.offer(txn(1, 0));
@@ -167,7 +167,7 @@ fn the_last_stable_offset_stops_at_the_first_open_transaction() {
 }
 
 #[test]
-fn a_marker_of_an_old_coordinator_or_producer_is_refused() {
+fn marker_of_old_coordinator_or_producer_epoch_is_rejected() {
     let mut log = Log::default();
     log.offer(BatchInfo { producer_epoch: 2, ..txn(1, 0) });
     assert_eq!(log.offer(marker(1, ControlKind::Abort)), Check::Reject(ErrorCode::InvalidProducerEpoch));
@@ -181,8 +181,8 @@ fn a_marker_of_an_old_coordinator_or_producer_is_refused() {
 }
 
 #[test]
-fn idle_producers_go_and_open_transactions_stay() {
-    let mut producers = Producers::default();
+fn idle_producers_expire_except_with_open_transactions() {
+    let mut producers = ProducerStateManager::default();
     producers.on_append(0, &batch(0, 0, 1), 0, 0);
     producers.on_append(0, &txn(8, 0), 1, 1);
     producers.expire(1_000, 500);
@@ -194,16 +194,16 @@ fn idle_producers_go_and_open_transactions_stay() {
 }
 
 #[test]
-fn damaged_snapshots_are_refused() {
+fn damaged_snapshot_is_rejected() {
     let mut log = Log::default();
     log.offer(txn(1, 0));
     let good = log.producers.snapshot().unwrap();
-    assert_eq!(Producers::load(&good).map(|loaded| loaded.producers), Ok(log.producers.clone()));
+    assert_eq!(ProducerStateManager::load(&good).map(|loaded| loaded.producers), Ok(log.producers.clone()));
     for i in 0..good.len() {
         let mut bad = good.clone();
         bad[i] ^= 1;
-        assert!(Producers::load(&bad).is_err(), "bit flipped at {i}");
-        assert!(Producers::load(&good[..i]).is_err(), "cut at {i}");
+        assert!(ProducerStateManager::load(&bad).is_err(), "bit flipped at {i}");
+        assert!(ProducerStateManager::load(&good[..i]).is_err(), "cut at {i}");
     }
     assert_eq!(&good[..6], b"MPRD\0\x02", "the format has a magic and a version");
 }
@@ -227,10 +227,10 @@ fn step() -> impl Strategy<Value = Step> {
 }
 
 proptest! {
-    /// Whatever clients send, the log never holds a batch twice or out of order, and a snapshot taken anywhere
-    /// plus the rest of the log is the state.
+    /// Whatever clients send, the log never holds a batch twice or out of order, and a snapshot taken anywhere plus
+    /// the rest of the log equals the state.
     #[test]
-    fn the_log_has_every_sequence_once_and_replays(steps in prop::collection::vec(step(), 1..60), cut in 0..60usize) {
+    fn log_has_every_sequence_once_and_replays(steps in prop::collection::vec(step(), 1..60), cut in 0..60usize) {
         let mut log = Log::default();
         let mut sequences = [(0i16, 0i32); 3];
         let mut sent: Vec<BatchInfo> = Vec::new();
@@ -269,11 +269,11 @@ proptest! {
             }
         }
         let cut = cut.min(log.batches.len());
-        let mut replayed = Producers::default();
+        let mut replayed = ProducerStateManager::default();
         for (info, base, end) in &log.batches[..cut] {
             replayed.on_append(0, info, *base, *end);
         }
-        let mut replayed = Producers::load(&replayed.snapshot().unwrap()).unwrap().producers;
+        let mut replayed = ProducerStateManager::load(&replayed.snapshot().unwrap()).unwrap().producers;
         for (info, base, end) in &log.batches[cut..] {
             replayed.on_append(0, info, *base, *end);
         }

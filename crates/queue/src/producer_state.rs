@@ -1,9 +1,9 @@
-//! What one partition knows of its producers: the last batches of each, for idempotence, and the transactions
-//! that are open or were aborted.
+//! The producer state manager of one partition: the last batches of each producer, for idempotence, its open
+//! transactions, and the aborted transaction index.
 //!
-//! Pure: it is asked before an append ([`Producers::check`]) and told after it ([`Producers::on_append`]).
-//! Invariant: the state is what replaying the partition's batches through `on_append` gives, so a snapshot
-//! plus the batches after it equals the whole.
+//! Pure: it is queried before an append ([`ProducerStateManager::check`]) and updated after it
+//! ([`ProducerStateManager::on_append`]). Invariant: the state is what a replay of the partition's batches through
+//! `on_append` gives, so a snapshot plus the batches after it equals the whole.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -12,20 +12,20 @@ use hashbrown::HashMap;
 use moim_wire_kafka::ErrorCode;
 use moim_wire_kafka::records::{ControlKind, NO_SEQUENCE};
 
-mod refused;
+mod rejected;
+mod reordered;
 mod snapshot;
-mod stragglers;
 #[cfg(test)]
 mod tests;
 
-pub(crate) use self::refused::{RefusedBatches, TurnedAway};
+pub(crate) use self::rejected::{EarlyBatches, RejectedBatches};
+pub(crate) use self::reordered::ReorderedBatches;
 pub(crate) use self::snapshot::Loaded;
-pub(crate) use self::stragglers::Stragglers;
 
-/// How many batches of a producer are remembered: what a client may have in flight.
-const REMEMBERED: usize = 5;
+/// Number of cached batches per producer: the in-flight limit of an idempotent client.
+const MAX_BATCHES: usize = 5;
 
-/// What the partition must know of a batch that has a producer.
+/// The fields of a producer's batch that producer state needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct BatchInfo {
     pub(crate) producer_id: i64,
@@ -38,18 +38,18 @@ pub(crate) struct BatchInfo {
     pub(crate) control: Option<Marker>,
 }
 
-/// The end of a transaction.
+/// A transaction marker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Marker {
     pub(crate) kind: ControlKind,
     pub(crate) coordinator_epoch: i32,
 }
 
-/// What to do with a batch.
+/// The decision about a batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Check {
     Append,
-    /// It is there already.
+    /// The batch is already in the log.
     Duplicate {
         base_offset: i64,
         last_offset: i64,
@@ -58,18 +58,18 @@ pub(crate) enum Check {
     Reject(ErrorCode),
 }
 
-/// A transaction whose records must not be read.
+/// An entry of the aborted transaction index: its records must not be returned to `read_committed` consumers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct AbortedTxn {
     pub(crate) producer_id: i64,
     pub(crate) first_offset: i64,
-    /// Where its marker is.
+    /// The offset of its abort marker.
     pub(crate) last_offset: i64,
 }
 
-/// A producer as DescribeProducers shows it.
+/// A producer in DescribeProducers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Described {
+pub(crate) struct ActiveProducer {
     pub(crate) producer_id: i64,
     pub(crate) epoch: i16,
     pub(crate) last_sequence: i32,
@@ -78,42 +78,42 @@ pub(crate) struct Described {
     pub(crate) txn_start: Option<i64>,
 }
 
-/// The producers of one partition. One without any costs a pointer.
+/// The producers of one partition. Without producers it costs a pointer.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub(crate) struct Producers {
+pub(crate) struct ProducerStateManager {
     inner: Option<Box<Inner>>,
 }
 
 #[derive(Clone, Debug, Default, PartialEq)]
 struct Inner {
-    producers: HashMap<i64, Producer>,
+    producers: HashMap<i64, ProducerStateEntry>,
     /// Invariant: holds `(first offset, producer)` exactly for the producers with an open transaction.
     open: BTreeMap<i64, i64>,
-    /// Transactions that ended, until the watermark has passed their marker: first and last offset.
+    /// Ended transactions until the high watermark has passed their marker: first and last offset.
     ended: VecDeque<(i64, i64)>,
-    /// Invariant: ordered by last offset.
+    /// The aborted transaction index. Invariant: ordered by last offset.
     aborted: Vec<AbortedTxn>,
 }
 
 #[derive(Clone, Debug, PartialEq)]
-struct Producer {
+struct ProducerStateEntry {
     epoch: i16,
     coordinator_epoch: i32,
-    /// When it was last heard of: the newest of append times.
+    /// Time of the last activity: the newest append time.
     last_ms: i64,
     last_offset: i64,
     txn_start: Option<i64>,
-    /// How many sequences up to the last one are known to be in the log, without a hole. Only these may be
-    /// called duplicates: a client takes that word for success.
+    /// Number of sequences up to the last one that are known to be in the log, without a gap. Only these may be
+    /// reported as duplicates: a client takes DUPLICATE for success.
     proven: i32,
-    /// Whether the epoch began under our eyes, so that its first sequence can only be 0.
+    /// True if the start of the epoch was observed, so that its first sequence must be 0.
     from_zero: bool,
-    /// Invariant: at most [`REMEMBERED`], oldest first, all of `epoch`.
-    batches: VecDeque<Remembered>,
+    /// Invariant: at most [`MAX_BATCHES`], oldest first, all of `epoch`.
+    batches: VecDeque<BatchMetadata>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
-struct Remembered {
+struct BatchMetadata {
     base_sequence: i32,
     last_sequence: i32,
     base_offset: i64,
@@ -121,26 +121,26 @@ struct Remembered {
     timestamp: i64,
 }
 
-/// The sequence that follows, which begins again at 0 after the largest.
+/// The next sequence; wraps to 0 after the largest.
 fn next(sequence: i32) -> i32 {
     if sequence == i32::MAX { 0 } else { sequence + 1 }
 }
 
-/// How far `later` is ahead of `earlier`, modulo 2^31; more than half the circle means that it is behind.
+/// The distance from `earlier` to `later`, modulo 2^31; more than half the circle means that it is behind.
 fn ahead(earlier: i32, later: i32) -> i32 {
     later.wrapping_sub(earlier) & i32::MAX
 }
 
-/// How many sequences a batch has.
+/// Number of sequences of a batch.
 fn count(batch: &BatchInfo) -> i32 {
     ahead(batch.base_sequence, batch.last_sequence).saturating_add(1)
 }
 
-impl Producers {
-    /// Whether a batch may be appended now.
+impl ProducerStateManager {
+    /// Checks whether a batch may be appended now.
     pub(crate) fn check(&self, _now_ms: i64, batch: &BatchInfo) -> Check {
         let Some(producer) = self.inner.as_ref().and_then(|i| i.producers.get(&batch.producer_id)) else {
-            // Nothing is known (any more): whatever sequence it has is a beginning.
+            // Unknown or expired producer: any sequence is accepted as the first.
             return Check::Append;
         };
         if let Some(marker) = batch.control {
@@ -150,8 +150,8 @@ impl Producers {
             return Check::Reject(ErrorCode::InvalidProducerEpoch);
         }
         if producer.txn_start.is_some() && batch.producer_epoch > producer.epoch {
-            // The coordinator begins the next transaction after the marker of this one. Taken, the batch would move the
-            // epoch of the open transaction past that of its marker, which would be refused.
+            // The coordinator starts the next transaction after the marker of this one. An append here would move the
+            // epoch of the open transaction past that of its marker, which would then be rejected.
             return Check::Reject(ErrorCode::InvalidTxnState);
         }
         if batch.base_sequence == NO_SEQUENCE {
@@ -161,11 +161,11 @@ impl Producers {
             let fresh = batch.base_sequence == 0;
             return if fresh { Check::Append } else { Check::Reject(ErrorCode::OutOfOrderSequenceNumber) };
         }
-        let same = |b: &&Remembered| {
+        let same = |b: &&BatchMetadata| {
             b.base_sequence == batch.base_sequence && b.last_sequence == batch.last_sequence
         };
         if let Some(known) = producer.batches.iter().find(same) {
-            let Remembered { base_offset, last_offset, timestamp, .. } = *known;
+            let BatchMetadata { base_offset, last_offset, timestamp, .. } = *known;
             return Check::Duplicate { base_offset, last_offset, timestamp };
         }
         if producer.txn_start.is_some() && !batch.transactional {
@@ -174,10 +174,10 @@ impl Producers {
         check_sequence(producer, batch)
     }
 
-    /// Takes in a batch that was appended.
+    /// Applies a batch that was appended.
     pub(crate) fn on_append(&mut self, now_ms: i64, batch: &BatchInfo, base_offset: i64, last_offset: i64) {
         let inner = self.inner.get_or_insert_with(Box::default);
-        let producer = inner.producers.entry(batch.producer_id).or_insert_with(|| Producer {
+        let producer = inner.producers.entry(batch.producer_id).or_insert_with(|| ProducerStateEntry {
             epoch: batch.producer_epoch,
             coordinator_epoch: -1,
             last_ms: now_ms,
@@ -208,15 +208,15 @@ impl Producers {
             return;
         }
         if batch.base_sequence != NO_SEQUENCE {
-            // Replaying a compacted log meets holes; what lies before one is not proven.
+            // A replay of a compacted log has gaps; sequences before a gap are not proven.
             let follows =
                 producer.batches.back().is_some_and(|b| next(b.last_sequence) == batch.base_sequence);
             let before = if follows { producer.proven } else { 0 };
             producer.proven = before.saturating_add(count(batch));
-            if producer.batches.len() == REMEMBERED {
+            if producer.batches.len() == MAX_BATCHES {
                 producer.batches.pop_front();
             }
-            producer.batches.push_back(Remembered {
+            producer.batches.push_back(BatchMetadata {
                 base_sequence: batch.base_sequence,
                 last_sequence: batch.last_sequence,
                 base_offset,
@@ -230,7 +230,7 @@ impl Producers {
         }
     }
 
-    /// The offset below which every transaction has ended and its end is committed.
+    /// The last stable offset: every transaction below it has ended, and its marker is committed.
     pub(crate) fn lso(&self, high_watermark: i64) -> i64 {
         let Some(inner) = &self.inner else { return high_watermark };
         let open = inner.open.keys().next().copied().unwrap_or(i64::MAX);
@@ -239,7 +239,7 @@ impl Producers {
         high_watermark.min(open).min(ended.unwrap_or(i64::MAX))
     }
 
-    /// The watermark has passed: transactions that ended below it no longer hold anything back.
+    /// The high watermark moved: transactions that ended below it no longer hold back the last stable offset.
     pub(crate) fn on_watermark(&mut self, high_watermark: i64) {
         if let Some(inner) = &mut self.inner {
             while inner.ended.front().is_some_and(|(_, last)| *last < high_watermark) {
@@ -255,12 +255,13 @@ impl Producers {
         inner.aborted[first..].iter().filter(|a| a.first_offset < until).copied().collect()
     }
 
-    /// The marker at `last_offset` goes, after the records of its transaction: nobody must be told of it.
+    /// Removes the aborted transaction with the marker at `last_offset`: its records and its marker are compacted
+    /// away.
     pub(crate) fn forget_aborted(&mut self, last_offset: i64) {
         self.retain_aborted(|a| a.last_offset != last_offset);
     }
 
-    /// Puts the aborted transactions of an earlier part of the log before those that are known.
+    /// Prepends the aborted transactions of an earlier part of the log.
     pub(crate) fn take_aborted(&mut self, before: Self) {
         let Some(before) = before.inner.filter(|before| !before.aborted.is_empty()) else { return };
         let mut aborted = before.aborted;
@@ -269,14 +270,14 @@ impl Producers {
         inner.aborted = aborted;
     }
 
-    /// Keeps the aborted transactions that please.
-    pub(crate) fn retain_aborted(&mut self, pleases: impl FnMut(&AbortedTxn) -> bool) {
+    /// Keeps the aborted transactions that match the predicate.
+    pub(crate) fn retain_aborted(&mut self, matches_predicate: impl FnMut(&AbortedTxn) -> bool) {
         if let Some(inner) = &mut self.inner {
-            inner.aborted.retain(pleases);
+            inner.aborted.retain(matches_predicate);
         }
     }
 
-    /// Whether the producer has a transaction open here, in this epoch.
+    /// True if the producer has a transaction open here, in this epoch.
     pub(crate) fn has_open_transaction(&self, producer_id: i64, epoch: i16) -> bool {
         self.open_epoch(producer_id) == Some(epoch)
     }
@@ -286,17 +287,17 @@ impl Producers {
         self.producer(producer_id).filter(|p| p.txn_start.is_some()).map(|p| p.epoch)
     }
 
-    /// The epoch of the coordinator that sent the last marker of a producer; -1 if there was none.
+    /// The epoch of the coordinator that wrote the last marker of a producer; -1 without a marker.
     pub(crate) fn coordinator_epoch(&self, producer_id: i64) -> Option<i32> {
         self.producer(producer_id).map(|p| p.coordinator_epoch)
     }
 
-    /// The offset of the last record of a producer.
+    /// The last offset of a producer.
     pub(crate) fn last_offset(&self, producer_id: i64) -> Option<i64> {
         self.producer(producer_id).map(|p| p.last_offset)
     }
 
-    fn producer(&self, producer_id: i64) -> Option<&Producer> {
+    fn producer(&self, producer_id: i64) -> Option<&ProducerStateEntry> {
         self.inner.as_ref()?.producers.get(&producer_id)
     }
 
@@ -304,7 +305,7 @@ impl Producers {
         self.inner.is_none()
     }
 
-    /// Forgets producers that were silent for longer than `max_idle_ms`; never one with an open transaction.
+    /// Expires producers that were idle for longer than `max_idle_ms`; never one with an open transaction.
     pub(crate) fn expire(&mut self, now_ms: i64, max_idle_ms: i64) {
         if let Some(inner) = &mut self.inner {
             inner
@@ -314,7 +315,7 @@ impl Producers {
         self.shrink();
     }
 
-    /// The log begins at `start` now: aborted transactions that lie below it need no mention.
+    /// The log start offset moved to `start`: drops aborted transactions below it.
     pub(crate) fn on_log_start(&mut self, start: i64) {
         if let Some(inner) = &mut self.inner {
             inner.aborted.retain(|a| a.last_offset >= start);
@@ -332,10 +333,10 @@ impl Producers {
     }
 
     /// All producers, by id.
-    pub(crate) fn describe(&self) -> Vec<Described> {
+    pub(crate) fn describe(&self) -> Vec<ActiveProducer> {
         let producers = self.inner.iter().flat_map(|i| &i.producers);
         let mut all: Vec<_> = producers
-            .map(|(id, p)| Described {
+            .map(|(id, p)| ActiveProducer {
                 producer_id: *id,
                 epoch: p.epoch,
                 last_sequence: p.batches.back().map_or(NO_SEQUENCE, |b| b.last_sequence),
@@ -349,7 +350,7 @@ impl Producers {
     }
 }
 
-fn check_sequence(producer: &Producer, batch: &BatchInfo) -> Check {
+fn check_sequence(producer: &ProducerStateEntry, batch: &BatchInfo) -> Check {
     let Some(last) = producer.batches.back() else {
         let gap = producer.from_zero && batch.base_sequence != 0;
         return if gap { Check::Reject(ErrorCode::OutOfOrderSequenceNumber) } else { Check::Append };
@@ -360,12 +361,12 @@ fn check_sequence(producer: &Producer, batch: &BatchInfo) -> Check {
     } else if behind <= producer.proven.min(i32::MAX / 2) && count(batch) <= behind {
         Check::Reject(ErrorCode::DuplicateSequenceNumber)
     } else {
-        // Ahead of what is expected, across it, or so far behind that it may never have been appended.
+        // Ahead of the expected sequence, overlapping it, or so far behind that it may never have been appended.
         Check::Reject(ErrorCode::OutOfOrderSequenceNumber)
     }
 }
 
-fn check_marker(producer: &Producer, batch: &BatchInfo, marker: Marker) -> Check {
+fn check_marker(producer: &ProducerStateEntry, batch: &BatchInfo, marker: Marker) -> Check {
     if batch.producer_epoch < producer.epoch {
         Check::Reject(ErrorCode::InvalidProducerEpoch)
     } else if marker.coordinator_epoch < producer.coordinator_epoch {

@@ -1,5 +1,5 @@
-//! Random requests, failed writes, lost and repeated work, and crashes at every point; then the rules that
-//! must hold whatever happened.
+//! Randomized tests: random requests, failed writes, lost and repeated work, and crashes at every point; then the
+//! invariants that must hold in every case.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -8,7 +8,7 @@ use proptest::prelude::*;
 use moim_wire_kafka::ErrorCode;
 
 use super::super::*;
-use super::world::{World, add, add_at, end, end_at, init};
+use super::harness::{Harness, add, add_at, end, end_at, init};
 
 const IDS: [&str; 2] = ["x", "y"];
 
@@ -28,7 +28,7 @@ enum Step {
         claim: usize,
         commit: bool,
     },
-    /// The same of a client that gets an epoch with every transaction and does not announce its partitions.
+    /// As `Add`, of a client that gets an epoch with every transaction and sends no AddPartitionsToTxn.
     AddOwnEpoch {
         id: usize,
         claim: usize,
@@ -49,7 +49,7 @@ enum Step {
     Advance {
         ms: u64,
     },
-    /// Whether the write that was in flight had reached the log.
+    /// `written`: true if the write in flight had reached the log.
     Crash {
         written: bool,
     },
@@ -57,7 +57,7 @@ enum Step {
 
 fn steps() -> impl Strategy<Value = Vec<Step>> {
     let id = 0..IDS.len();
-    // Claims are looked up among the answers of the past, the newest first: zombies included.
+    // Claims are looked up among past responses, the newest first: zombies included.
     let claim = prop_oneof![4 => Just(0usize), 1 => 1..4usize];
     let step = prop_oneof![
         2 => (id.clone(), prop::option::of(claim.clone())).prop_map(|(id, claim)| Step::Init { id, claim }),
@@ -77,19 +77,19 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     prop::collection::vec(step, 1..150)
 }
 
-/// Claims a client of the id was ever given, newest last.
+/// Claims that clients of the id ever got, newest last.
 type Claims = BTreeMap<&'static str, Vec<(i64, i16)>>;
 
-struct Storm {
-    w: World,
+struct RandomRun {
+    w: Harness,
     claims: Claims,
-    /// Requests whose answer tells something: the init of an id, the end of a claim.
+    /// Requests whose response has a claim: the init of an id, the end of a claim.
     inits: BTreeMap<Token, &'static str>,
-    /// Ends asked by a claim that a newer one had replaced when it was asked.
+    /// EndTxn requests of a claim that was already replaced by a newer one.
     zombies: BTreeSet<Token>,
 }
 
-impl Storm {
+impl RandomRun {
     fn claim(&self, id: &'static str, back: usize) -> (i64, i16) {
         let claims = self.claims.get(id).map_or(&[][..], Vec::as_slice);
         claims.iter().rev().nth(back).copied().unwrap_or((1, 0))
@@ -120,7 +120,7 @@ impl Storm {
             Step::EndOwnEpoch { id, claim, commit } => {
                 let producer = self.claim(IDS[id], claim);
                 let token = self.w.send(end_at(5, IDS[id], producer, commit));
-                // Whoever ends a transaction goes on under the epoch of the answer.
+                // The producer continues under the epoch of the EndTxn response.
                 self.inits.insert(token, IDS[id]);
             }
             Step::Persist { ok } => {
@@ -159,7 +159,7 @@ impl Storm {
         self.inits.retain(|t, _| matches!(self.w.answers.get(t), Some(None)));
     }
 
-    /// What is in memory is what a restart would find, write by write.
+    /// The state in memory equals the state after a restart, write by write.
     fn check_memory(&self) {
         let mut loaded = Coordinator::new(Config::default(), 7);
         for (key, value) in &self.w.log {
@@ -179,15 +179,15 @@ struct Decision {
     partitions: BTreeSet<TopicPartition>,
 }
 
-/// The decisions of one id, with every step of its history checked on the way.
-fn decisions(w: &World, id: &str) -> Vec<Decision> {
+/// The decisions of one id; checks every step of its history.
+fn decisions(w: &Harness, id: &str) -> Vec<Decision> {
     let mut all: Vec<Decision> = Vec::new();
     let mut before: Option<Transaction> = None;
     for (at, (key, value)) in w.log.iter().enumerate() {
         let (true, Some(value)) = (*key == encode_key(id), value) else { continue };
         let txn = decode_value(value).unwrap();
         if before.as_ref() == Some(&txn) && !txn.state.is_preparing() {
-            continue; // said again, to somebody who asked again
+            continue; // the same state, written again for a retry
         }
         let from = before.as_ref().map_or(State::Empty, |t| t.state);
         let legal = match txn.state {
@@ -203,7 +203,7 @@ fn decisions(w: &World, id: &str) -> Vec<Decision> {
         };
         assert!(legal, "{id}: {from:?} -> {:?}", txn.state);
         if let Some(before) = before.filter(|b| b.producer_id == txn.producer_id) {
-            assert!(before.epoch <= txn.epoch, "{id}: the epoch went back");
+            assert!(before.epoch <= txn.epoch, "{id}: the epoch decreased");
             let bumped = before.epoch < txn.epoch;
             let by_itself = txn.epoch_per_transaction && txn.last_epoch == before.epoch;
             let commits = bumped && txn.state == State::PrepareCommit;
@@ -212,7 +212,10 @@ fn decisions(w: &World, id: &str) -> Vec<Decision> {
                 assert!(bumped, "{id}: every end has a newer epoch than its records");
             }
             if txn.state.is_preparing() {
-                assert_eq!(before.partitions, txn.partitions, "{id}: decided on what was open");
+                assert_eq!(
+                    before.partitions, txn.partitions,
+                    "{id}: the decision covers the open partitions"
+                );
             }
         }
         if txn.state.is_preparing() {
@@ -230,8 +233,8 @@ fn decisions(w: &World, id: &str) -> Vec<Decision> {
     all
 }
 
-/// Markers were written between a decision and its completion, for all of its partitions and no others.
-fn check_markers(w: &World, id: &str) {
+/// Checks that markers were written between a decision and its completion, for all of its partitions and no others.
+fn check_markers(w: &Harness, id: &str) {
     let mut found = 0;
     for decision in decisions(w, id) {
         let mut marked = BTreeSet::new();
@@ -253,8 +256,8 @@ proptest! {
 
     #[test]
     fn every_transaction_ends_once_and_everywhere(steps in steps()) {
-        let mut storm = Storm {
-            w: World::new(),
+        let mut storm = RandomRun {
+            w: Harness::new(),
             claims: Claims::new(),
             inits: BTreeMap::new(),
             zombies: BTreeSet::new(),
@@ -263,7 +266,7 @@ proptest! {
             storm.step(step);
         }
         let w = &mut storm.w;
-        // Time passes and nothing fails any more.
+        // Time passes without further failures.
         for _ in 0..3 {
             w.settle();
             w.advance(60_000);

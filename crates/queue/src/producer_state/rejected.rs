@@ -1,11 +1,12 @@
-//! Batches that were refused for the moment (no space, too few copies in sync), which their producers send again.
+//! Batches rejected with a retriable error (disk full, below `min.insync.replicas`), which their producers send
+//! again.
 //!
-//! Requests are pipelined: those behind a refused one may arrive when batches are taken again, and then stand at a gap
-//! that this broker made. Told of a gap, librdkafka begins a new epoch, for all partitions, and sends again under new
-//! sequences whatever was not acknowledged: a batch that is in some log already would be there twice. So what comes
-//! behind a refused batch is refused with the same error, until that one is there.
+//! Requests are pipelined: the batches after a rejected one may arrive when appends succeed again, and then follow a
+//! sequence gap that this broker caused. On OUT_OF_ORDER_SEQUENCE_NUMBER librdkafka starts a new epoch, for all
+//! partitions, and resends every unacknowledged batch under new sequences: a batch that is already in some log would
+//! be duplicated. So the batches after a rejected one get the same error, until that one is appended.
 //!
-//! Never part of producer state: a hint, which may be lost, and which lapses.
+//! Never part of producer state: a hint, which may be lost, and which expires.
 
 use std::collections::VecDeque;
 use std::sync::Mutex;
@@ -19,36 +20,36 @@ use moim_wire_kafka::records::NO_SEQUENCE;
 use super::{BatchInfo, ahead};
 use crate::loops::lock;
 
-/// For as long as what was sent before the refusal was heard of may arrive: the usual patience of a client.
-const LAPSES_MS: i64 = 30_000;
+/// Expiry of a rejected batch: a usual client request timeout, in which pipelined batches may still arrive.
+const EXPIRY_MS: i64 = 30_000;
 
-/// Producers beyond this many are not remembered.
-const MOST: usize = 4_096;
+/// Maximum number of tracked producers.
+const MAX_PRODUCERS: usize = 4_096;
 
-/// By producer, the first batch that was refused and is not there yet.
+/// By producer, the first rejected batch that is not appended yet.
 #[derive(Debug, Default)]
-pub(crate) struct RefusedBatches {
-    by_producer: HashMap<i64, RefusedBatch>,
+pub(crate) struct RejectedBatches {
+    by_producer: HashMap<i64, RejectedBatch>,
 }
 
 #[derive(Clone, Copy, Debug)]
-struct RefusedBatch {
+struct RejectedBatch {
     epoch: i16,
     base_sequence: i32,
     code: ErrorCode,
     lapses_ms: i64,
 }
 
-impl RefusedBatch {
-    /// Whether the batch comes later in the same epoch.
+impl RejectedBatch {
+    /// True if `batch` comes later in the same epoch.
     fn is_before(&self, batch: &BatchInfo) -> bool {
         let distance = ahead(self.base_sequence, batch.base_sequence);
         self.epoch == batch.producer_epoch && distance > 0 && distance <= i32::MAX / 2
     }
 }
 
-impl RefusedBatches {
-    /// A batch was not appended.
+impl RejectedBatches {
+    /// A batch was rejected.
     pub(crate) fn on_refused(&mut self, now_ms: i64, batch: &BatchInfo, code: ErrorCode) {
         let passing = matches!(
             code,
@@ -61,25 +62,25 @@ impl RefusedBatches {
         if !passing || batch.base_sequence == NO_SEQUENCE || self.before(now_ms, batch).is_some() {
             return;
         }
-        if self.by_producer.len() >= MOST {
+        if self.by_producer.len() >= MAX_PRODUCERS {
             self.by_producer.retain(|_, refused| refused.lapses_ms > now_ms);
         }
-        if self.by_producer.len() < MOST {
+        if self.by_producer.len() < MAX_PRODUCERS {
             let (epoch, base_sequence) = (batch.producer_epoch, batch.base_sequence);
-            let refused = RefusedBatch { epoch, base_sequence, code, lapses_ms: now_ms + LAPSES_MS };
+            let refused = RejectedBatch { epoch, base_sequence, code, lapses_ms: now_ms + EXPIRY_MS };
             self.by_producer.insert(batch.producer_id, refused);
         }
     }
 
-    /// With what a batch before this one was refused that is not there yet.
+    /// The error of an earlier rejected batch that is not appended yet.
     pub(crate) fn before(&self, now_ms: i64, batch: &BatchInfo) -> Option<ErrorCode> {
         let refused = self.by_producer.get(&batch.producer_id)?;
         (refused.is_before(batch) && refused.lapses_ms > now_ms).then_some(refused.code)
     }
 
     /// A batch is in the log.
-    pub(crate) fn on_there(&mut self, batch: &BatchInfo) {
-        let is_it = |refused: &RefusedBatch| {
+    pub(crate) fn on_appended(&mut self, batch: &BatchInfo) {
+        let is_it = |refused: &RejectedBatch| {
             refused.epoch != batch.producer_epoch || refused.base_sequence == batch.base_sequence
         };
         if self.by_producer.get(&batch.producer_id).is_some_and(is_it) {
@@ -88,16 +89,16 @@ impl RefusedBatches {
     }
 }
 
-/// Batches that came before this node had a copy of their partition: a topic just made, a copy just moved here. They are
-/// kept for the copy, so that what comes behind them is not taken for the beginning.
+/// Batches that arrived before this node had a replica of their partition: a new topic, or a replica that was just
+/// moved here. They are kept for the replica, so that later batches of the producer are not taken for its first.
 #[derive(Default)]
-pub(crate) struct TurnedAway {
-    /// Hardly ever: whoever appends looks here first.
+pub(crate) struct EarlyBatches {
+    /// Rarely true; every append checks it first.
     any: AtomicBool,
-    batches: Mutex<VecDeque<Early>>,
+    batches: Mutex<VecDeque<EarlyBatch>>,
 }
 
-struct Early {
+struct EarlyBatch {
     topic: String,
     index: i32,
     batch: BatchInfo,
@@ -105,8 +106,8 @@ struct Early {
     at_ms: i64,
 }
 
-impl TurnedAway {
-    /// A batch found no copy.
+impl EarlyBatches {
+    /// A batch found no replica.
     pub(crate) fn on_refused(
         &self,
         now_ms: i64,
@@ -118,16 +119,16 @@ impl TurnedAway {
             return;
         }
         let mut batches = lock(&self.batches);
-        while batches.front().is_some_and(|early| early.at_ms + LAPSES_MS <= now_ms) {
+        while batches.front().is_some_and(|early| early.at_ms + EXPIRY_MS <= now_ms) {
             batches.pop_front();
         }
-        if batches.len() < MOST {
-            batches.push_back(Early { topic: topic.to_owned(), index, batch, code, at_ms: now_ms });
+        if batches.len() < MAX_PRODUCERS {
+            batches.push_back(EarlyBatch { topic: topic.to_owned(), index, batch, code, at_ms: now_ms });
             self.any.store(true, Ordering::Release);
         }
     }
 
-    /// What came too early for this partition, in the order of its coming, goes to its copy.
+    /// Passes the early batches of this partition, in arrival order, to its replica.
     pub(crate) fn hand_over(&self, topic: &str, index: i32, mut to: impl FnMut(i64, &BatchInfo, ErrorCode)) {
         if !self.any.load(Ordering::Acquire) {
             return;

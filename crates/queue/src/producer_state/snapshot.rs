@@ -1,55 +1,56 @@
-//! Producer state as bytes, kept with a journal so that a restart need not replay all of it.
+//! Producer snapshots: producer state as bytes, kept with a journal so that a restart need not replay all of it.
 //!
-//! Layout, big-endian: magic `MPRD`, format version, then counted lists, then a CRC32C over all of it.
+//! Layout, big-endian: magic `MPRD`, format version, counted lists, CRC32C over all of it.
 //!
-//! A journal keeps at most [`MAX_BYTES`]. A state that does not fit is written with the last batch of each producer only: a
-//! repeat of an earlier one is still known as a duplicate, without its offset. If that is too large as well, the list of
-//! aborted transactions is left out, and whoever loads the snapshot finds them in the log again. Nothing else is left out.
+//! A journal keeps at most [`MAX_BYTES`]. A state that does not fit is written with only the last batch of each
+//! producer: a retry of an earlier one is still detected as a duplicate, without its offset. If that is still too
+//! large, the aborted transaction index is left out, and rebuilt from the log when the snapshot is loaded. Nothing
+//! else is left out.
 
 use std::collections::{BTreeMap, VecDeque};
 
 use bytes::{Buf, BufMut};
 use hashbrown::HashMap;
 
-use super::{AbortedTxn, Inner, Producer, Producers, REMEMBERED, Remembered};
+use super::{AbortedTxn, BatchMetadata, Inner, MAX_BATCHES, ProducerStateEntry, ProducerStateManager};
 
 const MAGIC: u32 = u32::from_be_bytes(*b"MPRD");
 const VERSION: u16 = 2;
-/// The version before: it always has the aborted transactions, and no flag that says so.
+/// The previous version: it always has the aborted transactions, and no flag for them.
 const PREVIOUS_VERSION: u16 = 1;
 
-/// The most a journal keeps.
+/// Maximum snapshot size.
 const MAX_BYTES: usize = 4 << 20;
 
-/// What the bytes stand for.
+/// A decoded snapshot.
 #[derive(Debug, Default, PartialEq)]
 pub(crate) struct Loaded {
-    pub(crate) producers: Producers,
-    /// Whether the aborted transactions are among it.
+    pub(crate) producers: ProducerStateManager,
+    /// True if the snapshot includes the aborted transaction index.
     pub(crate) has_aborted: bool,
 }
 
-/// Why bytes are no snapshot. The caller then replays the journal instead.
+/// An invalid snapshot. The caller then replays the journal instead.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum SnapshotError {
-    #[error("not a snapshot of producer state")]
+    #[error("not a producer snapshot: wrong magic")]
     Magic,
-    #[error("a snapshot of format {0}, which this version does not know")]
+    #[error("unsupported producer snapshot format {0}")]
     Version(u16),
-    #[error("the checksum is wrong")]
+    #[error("producer snapshot checksum mismatch")]
     Crc,
-    #[error("it is cut short")]
+    #[error("producer snapshot truncated")]
     Short,
 }
 
-impl Producers {
-    /// The state as bytes; none if there are too many producers.
+impl ProducerStateManager {
+    /// Encodes the state; `None` if there are too many producers.
     pub(crate) fn snapshot(&self) -> Option<Vec<u8>> {
         self.snapshot_within(MAX_BYTES)
     }
 
     fn snapshot_within(&self, max_bytes: usize) -> Option<Vec<u8>> {
-        let forms = [(REMEMBERED, true), (1, true), (1, false)];
+        let forms = [(MAX_BATCHES, true), (1, true), (1, false)];
         forms
             .into_iter()
             .map(|(batches, aborted)| self.encode(batches, aborted))
@@ -102,7 +103,7 @@ impl Producers {
         out
     }
 
-    /// The state these bytes stand for.
+    /// Decodes a snapshot.
     pub(crate) fn load(bytes: &[u8]) -> Result<Loaded, SnapshotError> {
         if bytes.len() < 10 {
             return Err(SnapshotError::Short);
@@ -128,13 +129,13 @@ impl Producers {
     }
 }
 
-/// Reads the lists; whether the aborted transactions are among them.
+/// Reads the lists; returns true if they include the aborted transaction index.
 fn read(input: &mut &[u8], version: u16, inner: &mut Inner) -> Result<bool, bytes::TryGetError> {
     let mut producers = HashMap::new();
     let mut open = BTreeMap::new();
     for _ in 0..input.try_get_u32()? {
         let id = input.try_get_i64()?;
-        let mut producer = Producer {
+        let mut producer = ProducerStateEntry {
             epoch: input.try_get_i16()?,
             coordinator_epoch: input.try_get_i32()?,
             last_ms: input.try_get_i64()?,
@@ -142,10 +143,10 @@ fn read(input: &mut &[u8], version: u16, inner: &mut Inner) -> Result<bool, byte
             txn_start: Some(input.try_get_i64()?).filter(|at| *at >= 0),
             proven: input.try_get_i32()?,
             from_zero: input.try_get_u8()? != 0,
-            batches: VecDeque::with_capacity(REMEMBERED),
+            batches: VecDeque::with_capacity(MAX_BATCHES),
         };
         for _ in 0..input.try_get_u8()? {
-            producer.batches.push_back(Remembered {
+            producer.batches.push_back(BatchMetadata {
                 base_sequence: input.try_get_i32()?,
                 last_sequence: input.try_get_i32()?,
                 base_offset: input.try_get_i64()?,
@@ -182,7 +183,7 @@ mod tests {
     use super::*;
 
     /// A producer with three batches, of which the last transaction was aborted.
-    fn aborted(producers: &mut Producers, producer_id: i64, from: i64) {
+    fn aborted(producers: &mut ProducerStateManager, producer_id: i64, from: i64) {
         let batch = |base_sequence: i32, control| BatchInfo {
             producer_id,
             producer_epoch: 0,
@@ -202,35 +203,38 @@ mod tests {
     }
 
     #[test]
-    fn a_snapshot_of_the_previous_version_reads_back() {
-        let mut producers = Producers::default();
+    fn previous_snapshot_version_is_readable() {
+        let mut producers = ProducerStateManager::default();
         for id in 0..3 {
             aborted(&mut producers, id, id * 4);
         }
-        // What was written then: another version, and no flag before the aborted transactions.
+        // The previous format: another version, and no flag before the aborted transactions.
         let mut bytes = producers.snapshot().unwrap();
         bytes.truncate(bytes.len() - 4);
         bytes[4..6].copy_from_slice(&PREVIOUS_VERSION.to_be_bytes());
         let flag = bytes.len() - 3 * 24 - 4 - 1;
         assert_eq!(bytes.remove(flag), 1);
         bytes.put_u32(crc32c::crc32c(&bytes));
-        assert_eq!(Producers::load(&bytes), Ok(Loaded { producers, has_aborted: true }));
+        assert_eq!(ProducerStateManager::load(&bytes), Ok(Loaded { producers, has_aborted: true }));
         for version in [0, VERSION + 1] {
             bytes[4..6].copy_from_slice(&version.to_be_bytes());
-            assert_eq!(Producers::load(&bytes), Err(SnapshotError::Version(version)));
+            assert_eq!(ProducerStateManager::load(&bytes), Err(SnapshotError::Version(version)));
         }
     }
 
     #[test]
-    fn what_does_not_fit_is_left_out_only_where_the_log_has_it() {
-        let mut producers = Producers::default();
+    fn oversized_snapshot_drops_only_state_that_the_log_has() {
+        let mut producers = ProducerStateManager::default();
         for id in 0..10 {
             aborted(&mut producers, id, id * 4);
         }
         let full = producers.snapshot().unwrap();
-        assert_eq!(Producers::load(&full), Ok(Loaded { producers: producers.clone(), has_aborted: true }));
+        assert_eq!(
+            ProducerStateManager::load(&full),
+            Ok(Loaded { producers: producers.clone(), has_aborted: true })
+        );
         let fewer = producers.snapshot_within(full.len() - 1).unwrap();
-        let loaded = Producers::load(&fewer).unwrap();
+        let loaded = ProducerStateManager::load(&fewer).unwrap();
         assert!(loaded.has_aborted && fewer.len() < full.len());
         assert_eq!(loaded.producers.aborted(0, 40), producers.aborted(0, 40));
         let repeat = BatchInfo {
@@ -243,9 +247,9 @@ mod tests {
             control: None,
         };
         let duplicate = Check::Reject(moim_wire_kafka::ErrorCode::DuplicateSequenceNumber);
-        assert_eq!(loaded.producers.check(0, &repeat), duplicate, "a client takes that for success");
+        assert_eq!(loaded.producers.check(0, &repeat), duplicate, "a client takes a duplicate for success");
         let fewest = producers.snapshot_within(fewer.len() - 1).unwrap();
-        let loaded = Producers::load(&fewest).unwrap();
+        let loaded = ProducerStateManager::load(&fewest).unwrap();
         assert!(!loaded.has_aborted && loaded.producers.aborted(0, 40).is_empty());
         assert_eq!(producers.snapshot_within(fewest.len() - 1), None);
     }

@@ -1,14 +1,14 @@
-//! Storms: random clients that join, sync, commit, leave, forget their ids and fall silent, over a log that
-//! is slow and sometimes refuses, with restarts in between. The world checks its invariants after every
-//! step; when the storm is over, clients that behave must all come to rest, nobody may be left waiting, and
-//! a reload of the log must find what the machine has.
+//! Randomized tests: clients join, sync, commit, leave, forget their ids and stop sending, over a log that is slow
+//! and sometimes fails, with restarts in between. The harness checks its invariants after every step; at the end,
+//! well-behaved clients must all become stable, no request may be left waiting, and a reload of the log must give the
+//! coordinator's state.
 
 use std::sync::Arc;
 
 use bytes::Bytes;
 use proptest::prelude::*;
 
-use super::world::{World, commit_topics, config, join};
+use super::harness::{Harness, commit_topics, config, join};
 use crate::groups::*;
 
 const GROUPS: [&str; 2] = ["g", "h"];
@@ -18,15 +18,15 @@ struct Client {
     number: usize,
     id: Arc<str>,
     generation: i32,
-    /// What the last join said; empty unless this client leads.
-    roster: Vec<Arc<str>>,
+    /// The members in the last JoinGroup response; empty unless this client leads.
+    member_list: Vec<Arc<str>>,
     joining: Option<Token>,
     syncing: Option<Token>,
     step: Step,
     assigned: Bytes,
 }
 
-/// What a client that behaves does next.
+/// The next request of a well-behaved client.
 #[derive(Clone, Copy, PartialEq, Default, Debug)]
 enum Step {
     #[default]
@@ -40,7 +40,7 @@ impl Client {
         GROUPS[self.number % GROUPS.len()]
     }
 
-    /// Every third client is static, every fourth talks an old version that needs no second join.
+    /// Every third client is static, every fourth uses an old version that needs no second join.
     fn instance(&self) -> Option<Arc<str>> {
         self.number.is_multiple_of(3).then(|| format!("i{}", self.number).into())
     }
@@ -73,7 +73,7 @@ impl Client {
             instance_id: self.instance(),
             protocol_type: None,
             protocol: None,
-            assignments: self.roster.iter().map(give).collect(),
+            assignments: self.member_list.iter().map(give).collect(),
         }
     }
 
@@ -105,7 +105,7 @@ impl Client {
                 self.generation = join.generation;
                 let assigns = !join.skip_assignment;
                 let members = join.members.iter().filter(|_| assigns);
-                self.roster = members.map(|member| member.member_id.clone()).collect();
+                self.member_list = members.map(|member| member.member_id.clone()).collect();
                 self.step = Step::Sync;
             }
             ErrorCode::MemberIdRequired => self.id = join.member_id,
@@ -138,116 +138,116 @@ impl Client {
             | ErrorCode::IllegalGeneration
             | ErrorCode::NotCoordinator
             | ErrorCode::CoordinatorNotAvailable => {}
-            other => panic!("a member was told {other:?}"),
+            other => panic!("unexpected member error {other:?}"),
         }
     }
 }
 
-/// Whose id it is. A static member keeps its assignment under a new id, so assignments name the owner.
+/// The owner of a member id. A static member keeps its assignment under a new id, so assignments name the owner.
 fn owner(id: &str) -> &str {
     id.split('-').next().unwrap_or_default()
 }
 
-struct Storm {
-    world: World,
+struct RandomRun {
+    harness: Harness,
     clients: Vec<Client>,
 }
 
-impl Storm {
+impl RandomRun {
     fn new(clients: usize, delay: u64) -> Self {
         let config = Config { initial_rebalance_delay_ms: delay, ..config() };
         let clients = (0..clients).map(|number| Client { number, ..Client::default() }).collect();
-        Self { world: World::new(config), clients }
+        Self { harness: Harness::new(config), clients }
     }
 
     fn collect(&mut self) {
         for client in &mut self.clients {
-            if let Some(response) = client.joining.and_then(|token| self.world.take(token)) {
+            if let Some(response) = client.joining.and_then(|token| self.harness.take(token)) {
                 client.joining = None;
                 client.on_join(response);
             }
-            if let Some(response) = client.syncing.and_then(|token| self.world.take(token)) {
+            if let Some(response) = client.syncing.and_then(|token| self.harness.take(token)) {
                 client.syncing = None;
                 client.on_sync(response);
             }
         }
     }
 
-    /// One thing that happens in the storm.
-    fn blow(&mut self, who: usize, what: u8, how: u16) {
-        let world = &mut self.world;
+    /// One random step.
+    fn random_step(&mut self, who: usize, what: u8, how: u16) {
+        let harness = &mut self.harness;
         let client = &mut self.clients[who];
         match what {
-            0..=3 => client.joining = Some(world.ask(|token| Input::Join(token, client.join(how)))),
+            0..=3 => client.joining = Some(harness.ask(|token| Input::Join(token, client.join(how)))),
             4 => {
                 client.id = Arc::default();
-                client.joining = Some(world.ask(|token| Input::Join(token, client.join(how))));
+                client.joining = Some(harness.ask(|token| Input::Join(token, client.join(how))));
             }
-            5..=7 => client.syncing = Some(world.ask(|token| Input::Sync(token, client.sync()))),
-            8 => drop(world.ask(|token| Input::Heartbeat(token, client.heartbeat()))),
+            5..=7 => client.syncing = Some(harness.ask(|token| Input::Sync(token, client.sync()))),
+            8 => drop(harness.ask(|token| Input::Heartbeat(token, client.heartbeat()))),
             9 => {
                 let (member_id, instance_id) = (client.id.clone(), client.instance());
                 let by_admin = how.is_multiple_of(2) && instance_id.is_some();
                 let member_id = if by_admin { Arc::default() } else { member_id };
                 let members = vec![LeavingMember { member_id, instance_id, reason: None }];
-                world.ask(|token| Input::Leave(token, Leave { group: client.group().into(), members }));
+                harness.ask(|token| Input::Leave(token, Leave { group: client.group().into(), members }));
             }
-            10 => drop(world.ask(|token| Input::OffsetCommit(token, client.commit(how)))),
-            11 if world.is_ending(client.producer()) => {}
+            10 => drop(harness.ask(|token| Input::OffsetCommit(token, client.commit(how)))),
+            11 if harness.is_ending(client.producer()) => {}
             11 => {
                 let OffsetCommit { group, topics, .. } = client.commit(how);
                 let (producer, member_id) = (client.producer(), Arc::default());
                 let request =
                     TxnOffsetCommit { producer, group, generation: -1, member_id, instance_id: None, topics };
-                world.ask(|token| Input::TxnOffsetCommit(token, request));
+                harness.ask(|token| Input::TxnOffsetCommit(token, request));
             }
-            12 => world.marker(client.producer(), how.is_multiple_of(2)),
-            13 => drop(world.ask(|token| Input::DeleteGroups(token, vec![client.group().into()]))),
+            12 => harness.marker(client.producer(), how.is_multiple_of(2)),
+            13 => drop(harness.ask(|token| Input::DeleteGroups(token, vec![client.group().into()]))),
             14 => {
                 let topics = vec![("t".into(), vec![i32::from(how % 3)]), ("u".into(), vec![0])];
-                world.ask(|token| {
+                harness.ask(|token| {
                     Input::OffsetDelete(token, OffsetDelete { group: client.group().into(), topics })
                 });
             }
-            15 => world.topic_deleted("u"),
-            16..=20 => drop(world.write_one(Ok(()))),
-            21 => world.refuse_one(),
-            22 => world.advance(u64::from(how % 9_000)),
+            15 => harness.topic_deleted("u"),
+            16..=20 => drop(harness.write_one(Ok(()))),
+            21 => harness.refuse_one(),
+            22 => harness.advance(u64::from(how % 9_000)),
             _ => self.restart(how),
         }
         self.collect();
     }
 
-    /// Rare: a restart ends the interesting part of a storm.
+    /// Rare, because a restart resets the interesting state.
     fn restart(&mut self, how: u16) {
         if how.is_multiple_of(4) {
-            self.world.restart();
+            self.harness.restart();
             for client in &mut self.clients {
                 (client.joining, client.syncing) = (None, None);
             }
         }
     }
 
-    /// The clients that are left behave. Returns when all of them are at rest.
-    fn calm(&mut self, survivors: usize) {
+    /// The remaining clients behave well. Returns when all of them are stable.
+    fn quiesce(&mut self, survivors: usize) {
         for client in 0..self.clients.len() {
-            self.world.marker(self.clients[client].producer(), client % 2 == 0);
+            self.harness.marker(self.clients[client].producer(), client % 2 == 0);
         }
         self.clients.truncate(survivors);
         for client in &mut self.clients {
             client.step = Step::Join;
         }
         for _round in 0..200 {
-            self.world.write_all();
+            self.harness.write_all();
             self.collect();
-            if self.is_calm() {
+            if self.is_quiescent() {
                 return;
             }
             self.round();
-            self.world.advance(1_000);
+            self.harness.advance(1_000);
         }
         let steps: Vec<_> = self.clients.iter().map(|c| (c.number, c.step, c.joining, c.syncing)).collect();
-        panic!("no rest: {steps:?}\n{:#?}", self.world.groups.groups);
+        panic!("not quiescent: {steps:?}\n{:#?}", self.harness.groups.groups);
     }
 
     fn round(&mut self) {
@@ -255,13 +255,13 @@ impl Storm {
             if client.joining.is_some() || client.syncing.is_some() {
                 continue;
             }
-            let world = &mut self.world;
+            let harness = &mut self.harness;
             match client.step {
-                Step::Join => client.joining = Some(world.ask(|token| Input::Join(token, client.join(0)))),
-                Step::Sync => client.syncing = Some(world.ask(|token| Input::Sync(token, client.sync()))),
+                Step::Join => client.joining = Some(harness.ask(|token| Input::Join(token, client.join(0)))),
+                Step::Sync => client.syncing = Some(harness.ask(|token| Input::Sync(token, client.sync()))),
                 Step::Beat => {
-                    let token = world.ask(|token| Input::Heartbeat(token, client.heartbeat()));
-                    match world.take(token) {
+                    let token = harness.ask(|token| Input::Heartbeat(token, client.heartbeat()));
+                    match harness.take(token) {
                         Some(Response::Heartbeat(ErrorCode::None)) => {}
                         Some(Response::Heartbeat(error)) => client.on_error(error),
                         other => panic!("a heartbeat answered by {other:?}"),
@@ -271,9 +271,9 @@ impl Storm {
         }
     }
 
-    /// Every client beats in the current generation of a stable group, and nobody else is a member.
-    fn is_calm(&self) -> bool {
-        let groups = &self.world.groups.groups;
+    /// True if every client heartbeats in the current generation of a stable group that has no other members.
+    fn is_quiescent(&self) -> bool {
+        let groups = &self.harness.groups.groups;
         let rests = |client: &Client| {
             client.step == Step::Beat
                 && groups.get(client.group()).is_some_and(|group| {
@@ -287,8 +287,8 @@ impl Storm {
         members == self.clients.len() && pending == 0 && self.clients.iter().all(rests)
     }
 
-    fn check_rest(&mut self) {
-        assert_eq!(self.world.unanswered(), 0, "somebody waits in a group at rest");
+    fn check_quiescent(&mut self) {
+        assert_eq!(self.harness.unanswered(), 0, "a request waits in a quiescent group");
         for client in &self.clients {
             let assigned = String::from_utf8_lossy(&client.assigned);
             assert_eq!(
@@ -298,8 +298,8 @@ impl Storm {
                 client.number
             );
         }
-        assert_eq!(self.world.reload().image(), self.world.groups.image());
-        assert!(self.world.groups.txns.is_empty());
+        assert_eq!(self.harness.reload().image(), self.harness.groups.image());
+        assert!(self.harness.groups.txns.is_empty());
     }
 }
 
@@ -307,19 +307,19 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 400, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn after_any_storm_the_survivors_come_to_rest(
+    fn groups_become_stable_after_random_requests(
         events in proptest::collection::vec((0usize..7, 0u8..24, any::<u16>()), 0..250),
         survivors in 0usize..=7,
         delay in prop_oneof![Just(0u64), Just(1_500)],
     ) {
         let run = || {
-            let mut storm = Storm::new(7, delay);
+            let mut storm = RandomRun::new(7, delay);
             for (who, what, how) in &events {
-                storm.blow(*who, *what, *how);
+                storm.random_step(*who, *what, *how);
             }
-            storm.calm(survivors);
-            storm.check_rest();
-            storm.world
+            storm.quiesce(survivors);
+            storm.check_quiescent();
+            storm.harness
         };
         let (once, again) = (run(), run());
         assert_eq!(once.log, again.log, "the same inputs gave other writes");

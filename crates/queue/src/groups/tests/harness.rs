@@ -1,4 +1,4 @@
-//! A machine with a log and a clock around it, and the invariants that hold after every step.
+//! A test harness: a group coordinator with a log and a clock, and the invariants that hold after every step.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -6,23 +6,23 @@ use std::sync::Arc;
 use bytes::{BufMut, Bytes, BytesMut};
 
 use crate::groups::group::{Group, Phase};
-use crate::groups::outbox::Then;
+use crate::groups::outbox::OnWritten;
 use crate::groups::*;
 
-/// What the log holds, in order.
+/// The contents of the log, in order.
 #[derive(Clone, PartialEq, Debug)]
 pub(super) enum Entry {
     Record(Bytes, Option<Bytes>, Option<(i64, i16)>),
     Marker(i64, i16, bool),
 }
 
-/// What is on its way to the log, in order.
+/// Pending log writes, in order.
 enum Queued {
     Write { group: Arc<str>, records: Vec<GroupRecord>, txn: Option<TxnProducer>, then: PersistToken },
     Marker(TxnProducer, bool),
 }
 
-pub(super) struct World {
+pub(super) struct Harness {
     pub(super) groups: Groups,
     pub(super) now: u64,
     pub(super) log: Vec<Entry>,
@@ -31,9 +31,9 @@ pub(super) struct World {
     answers: BTreeMap<Token, Response>,
     asked: u64,
     generations: BTreeMap<Arc<str>, i32>,
-    /// The generation each member was last told of, by group and member.
-    told: BTreeMap<(Arc<str>, Arc<str>), i32>,
-    /// Which group a join token asked for.
+    /// The generation each member got last, by group and member.
+    known_generations: BTreeMap<(Arc<str>, Arc<str>), i32>,
+    /// The group of each join token.
     joining: BTreeMap<Token, Arc<str>>,
 }
 
@@ -44,7 +44,7 @@ pub(super) fn config() -> Config {
     Config { min_session_timeout_ms: 10, initial_rebalance_delay_ms: 0, ..Config::default() }
 }
 
-impl World {
+impl Harness {
     pub(super) fn new(config: Config) -> Self {
         let mut groups = Groups::new(config, 7);
         groups.set_wall_ms(0, WALL);
@@ -57,7 +57,7 @@ impl World {
             answers: BTreeMap::new(),
             asked: 0,
             generations: BTreeMap::new(),
-            told: BTreeMap::new(),
+            known_generations: BTreeMap::new(),
             joining: BTreeMap::new(),
         }
     }
@@ -75,11 +75,11 @@ impl World {
         token
     }
 
-    /// Asks, lets every write reach the log, and expects the answer.
+    /// Sends a request, completes every write, and expects the response.
     pub(super) fn ask_now(&mut self, input: impl FnOnce(Token) -> Input) -> Response {
         let token = self.ask(input);
         self.write_all();
-        self.take(token).expect("no answer yet")
+        self.take(token).expect("no response yet")
     }
 
     pub(super) fn take(&mut self, token: Token) -> Option<Response> {
@@ -112,7 +112,7 @@ impl World {
         let Response::Join(join) = response else { panic!("a join answered by {response:?}") };
         if join.error == ErrorCode::None {
             assert!(join.members.is_empty() || join.leader == join.member_id);
-            self.told.insert((group, join.member_id.clone()), join.generation);
+            self.known_generations.insert((group, join.member_id.clone()), join.generation);
         }
     }
 
@@ -130,12 +130,12 @@ impl World {
         self.queue.push_back(Queued::Marker(producer, commit));
     }
 
-    /// Whether the end of the producer's transaction is on its way; until then it cannot begin another.
+    /// True if the marker of the producer's transaction is pending; until then it cannot begin another.
     pub(super) fn is_ending(&self, producer: TxnProducer) -> bool {
         self.queue.iter().any(|queued| matches!(queued, Queued::Marker(of, _) if *of == producer))
     }
 
-    /// Lets the oldest write end. Returns false if there is none.
+    /// Completes the oldest write. Returns false if no write is pending.
     pub(super) fn write_one(&mut self, result: Result<(), ErrorCode>) -> bool {
         match self.queue.pop_front() {
             None => return false,
@@ -163,12 +163,14 @@ impl World {
         true
     }
 
-    /// Lets the oldest write fail, unless nobody would notice: the log then lacks what memory has, by design.
+    /// Fails the oldest write, unless no request waits for it: the log then lacks what memory has, by design.
     pub(super) fn refuse_one(&mut self) {
         let noticed = match self.queue.front() {
             Some(Queued::Write { then, .. }) => {
                 let write = self.groups.out.writes.get(then);
-                write.is_some_and(|write| !matches!(write.then, Then::Nothing | Then::StaticJoin { .. }))
+                write.is_some_and(|write| {
+                    !matches!(write.then, OnWritten::Nothing | OnWritten::StaticJoin { .. })
+                })
             }
             Some(Queued::Marker(..)) | None => false,
         };
@@ -179,7 +181,7 @@ impl World {
         while self.write_one(Ok(())) {}
     }
 
-    /// Lets time pass, stopping at every deadline on the way.
+    /// Advances time, stopping at every deadline on the way.
     pub(super) fn advance(&mut self, ms: u64) {
         let end = self.now + ms;
         while let Some(at) = self.groups.next_deadline().filter(|at| *at <= end) {
@@ -190,7 +192,7 @@ impl World {
         self.now = end;
     }
 
-    /// What a restart would find in the log.
+    /// The coordinator that a restart would load from the log.
     pub(super) fn reload(&self) -> Groups {
         let mut loader = Loader::new();
         for entry in self.log.clone() {
@@ -203,7 +205,7 @@ impl World {
         loader.finish(self.now, WALL + self.now as i64, config(), u128::from(self.asked) << 64 | 8)
     }
 
-    /// Restarts from the log; whoever waited is forgotten.
+    /// Restarts from the log; waiting requests are dropped.
     pub(super) fn restart(&mut self) {
         self.groups = self.reload();
         self.queue.clear();
@@ -212,7 +214,7 @@ impl World {
         self.generations.clear();
         for (name, group) in &self.groups.groups {
             for id in group.members.keys() {
-                self.told.insert((name.clone(), id.clone()), group.generation);
+                self.known_generations.insert((name.clone(), id.clone()), group.generation);
             }
         }
         self.check();
@@ -232,7 +234,7 @@ impl World {
                 "{name} sleeps past {due:?}"
             );
         }
-        assert_eq!(indexed, self.groups.deadlines.len(), "the index holds groups that are gone");
+        assert_eq!(indexed, self.groups.deadlines.len(), "the index holds removed groups");
         self.generations.retain(|name, _| self.groups.groups.contains_key(name));
         for (name, group) in &self.groups.groups {
             let last = self.generations.insert(name.clone(), group.generation).unwrap_or(0);
@@ -255,11 +257,11 @@ impl World {
                 Phase::Completing | Phase::Stable => {
                     assert!(member.awaiting_join.is_none() && !member.is_new);
                     assert!(group.phase == Phase::Completing || member.awaiting_sync.is_none());
-                    let told = self.told.get(&(name.clone(), id.clone()));
-                    let knows = told == Some(&group.generation);
+                    let known_generations = self.known_generations.get(&(name.clone(), id.clone()));
+                    let knows = known_generations == Some(&group.generation);
                     assert!(
                         knows || member.instance_id.is_some(),
-                        "{id} is in {} but heard {told:?}",
+                        "{id} is in {} but knows {known_generations:?}",
                         group.generation
                     );
                 }
@@ -314,7 +316,7 @@ pub(super) fn commit_topics(offsets: &[(&str, i32, i64)]) -> Vec<CommitTopic> {
     offsets.iter().map(line).collect()
 }
 
-/// A commit by a client that does not use membership.
+/// A commit by a client without membership.
 pub(super) fn simple_commit(group: &str, offsets: &[(&str, i32, i64)]) -> OffsetCommit {
     OffsetCommit {
         group: group.into(),
