@@ -46,7 +46,7 @@ fn main() {
     let shutdown = Shutdown::new();
     let server = Server::start(Arc::clone(&shared), 1, shutdown).expect("threads start");
     let id = hex_id();
-    shared.view.store(Arc::new(cluster::alone(id.clone(), "127.0.0.1".into(), port)));
+    shared.view.store(Arc::new(cluster::standalone(id.clone(), "127.0.0.1".into(), port)));
     let shard = Shard::new(
         0,
         id,
@@ -58,7 +58,7 @@ fn main() {
     store.set_sink(Arc::new(Sink(Arc::clone(&shard))));
     shard.on_committed(journal.durable_end());
     store.start();
-    server.keep(&shard).expect("the loop runs");
+    server.run_shard(&shard).expect("the loop runs");
     let listener = Server::bind(([127, 0, 0, 1], port).into()).expect("the port is free");
     server.listen(&shard, listener).expect("the loop runs");
     server.join();

@@ -1,6 +1,7 @@
-//! What is answered while a script holds the shard for too long: almost nothing. A transaction may begin and end, but not run.
+//! The BUSY state: commands accepted while a script exceeds `lua-time-limit`. A transaction may begin and end, but
+//! not execute.
 //!
-//! Must never take the shard's lock: the script has it.
+//! Must never take the shard's lock: the running script holds it.
 
 use bytes::BytesMut;
 use moim_wire_resp::{Args, Encoder, OwnedArgs};
@@ -15,11 +16,11 @@ use crate::session::{Multi, Session};
 use crate::shard::Shard;
 use crate::shared::{Shared, lock};
 
-/// A script or a function that runs.
+/// A running script or function.
 #[derive(Clone)]
 pub(crate) struct Running {
     pub(crate) command: OwnedArgs,
-    /// Since when, on the monotonic clock.
+    /// Start time on the monotonic clock.
     pub(crate) since_ms: u64,
 }
 
@@ -29,7 +30,8 @@ impl Running {
     }
 }
 
-/// FUNCTION STATS while a function runs. What is loaded is behind the lock that it has.
+/// FUNCTION STATS while a function runs. The loaded libraries are omitted: the function holds the lock that protects
+/// them.
 fn stats(to: &mut Encoder<'_>, running: &Running, now_ms: u64) {
     let args = running.command.args();
     to.map(2);
@@ -48,14 +50,14 @@ fn stats(to: &mut Encoder<'_>, running: &Running, now_ms: u64) {
     to.map(0);
 }
 
-/// Whether a request is SHUTDOWN with NOSAVE among its options.
+/// True for SHUTDOWN NOSAVE.
 fn discards(args: &Args<'_>) -> bool {
     args.name().eq_ignore_ascii_case(b"shutdown")
         && args.from(1).iter().any(|word| word.eq_ignore_ascii_case(b"nosave"))
 }
 
-/// Runs a command that needs neither keys nor the shard: AUTH and HELLO, without which no client that connects now could end the
-/// script, and QUIT.
+/// Runs a command that needs neither keys nor the shard: QUIT, and AUTH and HELLO, without which no new client could
+/// kill the script.
 fn run_without_shard(
     shared: &Shared,
     session: &mut Session,
@@ -87,8 +89,8 @@ fn run_without_shard(
     ctx.run(spec);
 }
 
-/// Answers without the shard's lock.
-pub(crate) fn answer(
+/// Executes a command without the shard's lock.
+pub(crate) fn execute(
     shard: &Shard,
     shared: &Shared,
     session: &mut Session,
@@ -100,7 +102,7 @@ pub(crate) fn answer(
         return run_without_shard(shared, session, spec, args, out);
     }
     let mut to = Encoder::new(out, session.protocol);
-    // Before anything that the request could change or learn.
+    // Checked before the request can change or reveal anything.
     if !session.authenticated {
         return to.error(Error::NO_AUTH.0.as_bytes());
     }
@@ -114,7 +116,7 @@ pub(crate) fn answer(
     let running = lock(&shard.running).clone();
     let function = running.as_ref().filter(|running| running.is_function());
     let busy = if function.is_some() { Error::BUSY_FUNCTION } else { Error::BUSY };
-    // Each is ended by its own command.
+    // SCRIPT KILL ends scripts, FUNCTION KILL ends functions.
     let kills = if function.is_some() { is("function") } else { is("script") };
     if kills && sub.eq_ignore_ascii_case(b"kill") {
         match shard.kill_script() {
@@ -143,7 +145,7 @@ pub(crate) fn answer(
         return;
     }
     if let Some(multi) = &mut session.multi {
-        multi.broken = true;
+        multi.dirty_exec = true;
     }
     to.error(busy.0.as_bytes());
 }

@@ -1,65 +1,71 @@
-//! Who owns which slot: the view that redirections and the CLUSTER commands answer from.
+//! The view of the cluster: slot owners and node addresses, for redirections and the CLUSTER commands.
 //!
-//! The view is made from the coordination core and swapped whole; a command sees one view. A *node* here is a Redis node:
-//! one replica of one shard, with its own id and address.
+//! The view is built from the coordination core and replaced as a whole; a command sees one view. A *node* here is a
+//! Redis node: one replica of one shard, with its own id and address.
 
 use std::fmt::Write as _;
 
 use crate::SLOTS;
 use crate::error::Error;
 
-/// No shard.
-pub const NOBODY: u16 = u16::MAX;
+/// The owner of an unassigned slot.
+pub const UNASSIGNED: u16 = u16::MAX;
 
-/// The slots, the shards and where their replicas are.
+/// The slot owners, and the shards with the addresses of their replicas.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct View {
-    /// The shard of each slot.
+    /// The owner of each slot.
     pub owners: Vec<u16>,
-    /// By number.
+    /// The shards, by number.
     pub shards: Vec<ShardView>,
-    /// Grows with every change of owners.
+    /// The cluster epoch; grows with every change of an owner.
     pub epoch: u64,
-    /// Slots on their way: (slot, from, to).
+    /// Slots in MIGRATING or IMPORTING state: (slot, source, target).
     pub moving: Vec<(u16, u16, u16)>,
-    /// The epoch of the slot map that it shows.
+    /// The epoch of the slot map in this view.
     pub map_epoch: u64,
 }
 
-/// One shard.
+/// A shard.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct ShardView {
-    /// Its replicas; the primary first when there is one.
+    /// The replicas; the primary first if there is one.
     pub nodes: Vec<NodeView>,
-    /// Whether the first is the primary.
+    /// True if the first node is the primary.
     pub has_primary: bool,
-    /// Grows with every new primary.
+    /// The configuration epoch; grows with every new primary.
     pub epoch: u64,
 }
 
-/// One replica of one shard, as clients see it.
+/// A Redis node: one replica of one shard.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NodeView {
-    /// Forty hexadecimal digits.
+    /// The node id: forty hexadecimal digits.
     pub id: String,
-    /// Where clients reach it.
+    /// The advertised host.
     pub host: String,
-    /// And on which port.
+    /// The advertised port.
     pub port: u16,
-    /// Whether it is there.
+    /// True if the node is live.
     pub is_up: bool,
 }
 
 impl Default for View {
     fn default() -> Self {
-        Self { owners: vec![NOBODY; SLOTS], shards: Vec::new(), epoch: 0, moving: Vec::new(), map_epoch: 0 }
+        Self {
+            owners: vec![UNASSIGNED; SLOTS],
+            shards: Vec::new(),
+            epoch: 0,
+            moving: Vec::new(),
+            map_epoch: 0,
+        }
     }
 }
 
 impl View {
-    /// The shard that owns a slot.
+    /// The owner of a slot.
     pub fn owner(&self, slot: u16) -> Option<u16> {
-        self.owners.get(usize::from(slot)).copied().filter(|shard| *shard != NOBODY)
+        self.owners.get(usize::from(slot)).copied().filter(|shard| *shard != UNASSIGNED)
     }
 
     /// The primary of a shard.
@@ -84,7 +90,7 @@ impl View {
         })
     }
 
-    /// The runs of slots of a shard: first and last.
+    /// The slot ranges of a shard: (first, last).
     pub fn ranges(&self, shard: u16) -> Vec<(u16, u16)> {
         let mut ranges: Vec<(u16, u16)> = Vec::new();
         for slot in (0..SLOTS as u16).filter(|slot| self.owners[usize::from(*slot)] == shard) {
@@ -96,18 +102,18 @@ impl View {
         ranges
     }
 
-    /// How many slots have an owner.
+    /// The number of slots with an owner.
     pub fn assigned(&self) -> usize {
-        self.owners.iter().filter(|owner| **owner != NOBODY).count()
+        self.owners.iter().filter(|owner| **owner != UNASSIGNED).count()
     }
 
-    /// How many slots have an owner that has a primary.
+    /// The number of slots whose owner has a primary.
     pub fn served(&self) -> usize {
         let served: Vec<bool> = (0..self.shards.len()).map(|at| self.primary(at as u16).is_some()).collect();
         self.owners.iter().filter(|owner| served.get(usize::from(**owner)).copied().unwrap_or(false)).count()
     }
 
-    /// The lines of CLUSTER NODES, as the node `me` sees them.
+    /// The lines of CLUSTER NODES, from the point of view of the node `me`.
     pub fn nodes_text(&self, me: &str) -> String {
         let mut text = String::new();
         for (shard, node, is_primary) in self.nodes() {
@@ -163,8 +169,8 @@ impl View {
     }
 }
 
-/// The view of a node alone: one shard with all slots.
-pub fn alone(id: String, host: String, port: u16) -> View {
+/// The view of a standalone node: one shard with all slots.
+pub fn standalone(id: String, host: String, port: u16) -> View {
     View {
         owners: vec![0; SLOTS],
         shards: vec![ShardView {
@@ -178,23 +184,23 @@ pub fn alone(id: String, host: String, port: u16) -> View {
     }
 }
 
-/// Where a command with keys has to go.
+/// The routing decision for a command with keys.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Route {
-    /// It is served here.
+    /// This node serves the command.
     Here,
     /// `MOVED slot host:port`
     Moved(u16, String),
     /// `ASK slot host:port`
     Ask(u16, String),
-    /// Some keys are here, some are gone.
+    /// `TRYAGAIN`: some of the keys have migrated.
     TryAgain,
-    /// Nobody owns the slot.
+    /// `CLUSTERDOWN Hash slot not served`: the slot is unassigned.
     NotServed,
 }
 
 impl Route {
-    /// What the client hears, unless the command is served here.
+    /// The error reply, unless this node serves the command.
     pub(crate) fn check(self) -> Result<(), Error> {
         match self {
             Self::Here => Ok(()),
@@ -206,27 +212,27 @@ impl Route {
     }
 }
 
-/// What routing needs to know of a command and its client.
+/// The properties of a command and its client that routing depends on.
 #[derive(Clone, Copy)]
-pub struct Asked {
-    /// The slot of its keys.
+pub struct RouteRequest {
+    /// The slot of the keys.
     pub slot: u16,
-    /// Our shard.
+    /// The shard of this node.
     pub shard: u16,
-    /// Whether we are its primary.
+    /// True if this node is its primary.
     pub is_primary: bool,
-    /// ASKING came just before, or the command implies it.
+    /// ASKING preceded the command, or the command implies it.
     pub asking: bool,
-    /// READONLY is on and the command does not write.
+    /// The client is in READONLY mode and the command does not write.
     pub reads_replica: bool,
-    /// Keys it names.
+    /// The number of keys.
     pub keys: usize,
-    /// How many of them are not here.
+    /// The number of keys that do not exist here.
     pub missing: usize,
 }
 
-/// The order of checks of a Redis Cluster node for a command with keys of one slot.
-pub fn route(view: &View, asked: Asked) -> Route {
+/// Routes a command with keys of one slot, with the checks of a Redis Cluster node in their order.
+pub fn route(view: &View, asked: RouteRequest) -> Route {
     let Some(owner) = view.owner(asked.slot) else { return Route::NotServed };
     let address = |shard: u16| view.primary(shard).map(|node| format!("{}:{}", node.host, node.port));
     let moving = view.moving.iter().find(|(slot, ..)| *slot == asked.slot);
@@ -258,7 +264,7 @@ pub fn route(view: &View, asked: Asked) -> Route {
 mod tests {
     use super::*;
 
-    fn two() -> View {
+    fn two_shards() -> View {
         let node = |id: char, port| NodeView {
             id: id.to_string().repeat(40),
             host: "127.0.0.1".into(),
@@ -268,7 +274,7 @@ mod tests {
         let shard = |nodes| ShardView { nodes, has_primary: true, epoch: 3 };
         let mut owners = vec![0; SLOTS];
         owners[8192..].fill(1);
-        owners[100] = NOBODY;
+        owners[100] = UNASSIGNED;
         View {
             owners,
             shards: vec![shard(vec![node('a', 1), node('b', 2)]), shard(vec![node('c', 3)])],
@@ -279,8 +285,8 @@ mod tests {
     }
 
     #[test]
-    fn commands_are_sent_where_they_belong() {
-        let asked = |slot, shard, is_primary| Asked {
+    fn commands_are_routed_as_in_redis_cluster() {
+        let asked = |slot, shard, is_primary| RouteRequest {
             slot,
             shard,
             is_primary,
@@ -294,30 +300,46 @@ mod tests {
         for (name, asked, wanted) in [
             ("own slot", asked(1, 0, true), Route::Here),
             ("other slot", asked(9000, 0, true), moved(9000, 3)),
-            ("nobody's slot", asked(100, 0, true), Route::NotServed),
+            ("unassigned slot", asked(100, 0, true), Route::NotServed),
             ("replica without READONLY", asked(1, 0, false), moved(1, 1)),
-            ("replica with READONLY", Asked { reads_replica: true, ..asked(1, 0, false) }, Route::Here),
-            ("replica, other slot", Asked { reads_replica: true, ..asked(9000, 0, false) }, moved(9000, 3)),
-            ("migrating, key here", asked(7, 0, true), Route::Here),
-            ("migrating, key gone", Asked { missing: 1, ..asked(7, 0, true) }, ask.clone()),
-            ("migrating, some gone", Asked { keys: 2, missing: 1, ..asked(7, 0, true) }, Route::TryAgain),
-            ("migrating, all gone", Asked { keys: 2, missing: 2, ..asked(7, 0, true) }, ask),
-            ("importing without ASKING", asked(7, 1, true), moved(7, 1)),
-            ("importing with ASKING", Asked { asking: true, missing: 1, ..asked(7, 1, true) }, Route::Here),
             (
-                "importing, several, one missing",
-                Asked { asking: true, keys: 2, missing: 1, ..asked(7, 1, true) },
+                "replica with READONLY",
+                RouteRequest { reads_replica: true, ..asked(1, 0, false) },
+                Route::Here,
+            ),
+            (
+                "replica, other slot",
+                RouteRequest { reads_replica: true, ..asked(9000, 0, false) },
+                moved(9000, 3),
+            ),
+            ("migrating, key here", asked(7, 0, true), Route::Here),
+            ("migrating, key gone", RouteRequest { missing: 1, ..asked(7, 0, true) }, ask.clone()),
+            (
+                "migrating, some gone",
+                RouteRequest { keys: 2, missing: 1, ..asked(7, 0, true) },
                 Route::TryAgain,
             ),
-            ("ASKING for a slot that stays", Asked { asking: true, ..asked(1, 1, true) }, moved(1, 1)),
+            ("migrating, all gone", RouteRequest { keys: 2, missing: 2, ..asked(7, 0, true) }, ask),
+            ("importing without ASKING", asked(7, 1, true), moved(7, 1)),
+            (
+                "importing with ASKING",
+                RouteRequest { asking: true, missing: 1, ..asked(7, 1, true) },
+                Route::Here,
+            ),
+            (
+                "importing, several, one missing",
+                RouteRequest { asking: true, keys: 2, missing: 1, ..asked(7, 1, true) },
+                Route::TryAgain,
+            ),
+            ("ASKING for a slot that stays", RouteRequest { asking: true, ..asked(1, 1, true) }, moved(1, 1)),
         ] {
-            assert_eq!(route(&two(), asked), wanted, "{name}");
+            assert_eq!(route(&two_shards(), asked), wanted, "{name}");
         }
     }
 
     #[test]
-    fn nodes_are_written_as_redis_writes_them() {
-        let text = two().nodes_text(&"a".repeat(40));
+    fn cluster_nodes_has_the_format_of_redis() {
+        let text = two_shards().nodes_text(&"a".repeat(40));
         let lines: Vec<_> = text.lines().collect();
         let (a, b, c) = ("a".repeat(40), "b".repeat(40), "c".repeat(40));
         assert_eq!(

@@ -1,7 +1,7 @@
-//! The commands: one file per command or small family, and the table of all of them.
+//! The command table: one file per command or small family.
 //!
-//! A [`Spec`] says what Redis says about a command (arity, flags, where its keys are) and which function runs it. To add
-//! a family, write `cmd/<family>.rs` with `pub(crate) const COMMANDS: &[Spec]` and name it in [`FAMILIES`].
+//! A [`Spec`] holds the Redis properties of a command (arity, flags, key positions) and the function that executes
+//! it. To add a family, write `cmd/<family>.rs` with `pub(crate) const COMMANDS: &[Spec]` and add it to [`FAMILIES`].
 
 mod access;
 mod admin;
@@ -47,9 +47,9 @@ mod zsets;
 #[cfg(test)]
 mod differential;
 #[cfg(test)]
-mod scenarios;
+pub(crate) mod harness;
 #[cfg(test)]
-pub(crate) mod trial;
+mod scenarios;
 
 use std::sync::OnceLock;
 
@@ -61,10 +61,10 @@ use crate::error::{Done, Error};
 use crate::session::Session;
 use crate::shared::Shared;
 
-/// The Redis whose behaviour this is measured against; clients switch features on by it.
+/// The Redis version whose behaviour is the reference; clients enable features by it.
 pub(crate) const REDIS_VERSION: &str = "7.0.15";
 
-/// Every family, in no special order.
+/// All command families, in no particular order.
 const FAMILIES: &[&[Spec]] = &[
     bitfield::COMMANDS,
     bits::COMMANDS,
@@ -105,27 +105,27 @@ const FAMILIES: &[&[Spec]] = &[
     zsets::COMMANDS,
 ];
 
-/// What a command is and does.
+/// The specification of a command.
 pub struct Spec {
-    /// In lower case; `config|get` for a subcommand.
+    /// Lower-case name; `config|get` for a subcommand.
     pub name: &'static str,
-    /// Number of arguments with the name; negative: at least so many.
+    /// Arity: the number of arguments including the name; negative means at least that many.
     pub arity: i32,
-    /// See [`flag`].
+    /// Command flags, see [`flag`].
     pub flags: u32,
-    /// Where its keys are.
+    /// Positions of the keys among the arguments.
     pub keys: Keys,
-    /// `string`, `hash`, `connection` …
+    /// Command group: `string`, `hash`, `connection` …
     pub group: &'static str,
-    /// One sentence.
+    /// One-sentence description.
     pub summary: &'static str,
-    /// What it does.
+    /// The function that executes the command.
     pub run: fn(&mut Ctx<'_>) -> Done,
-    /// Its subcommands; `run` takes what they do not.
+    /// Subcommands; `run` handles arguments that match none of them.
     pub subs: &'static [Spec],
 }
 
-/// What is special about a command. The names are those of COMMAND.
+/// Command flags. The names are those of COMMAND.
 #[allow(missing_docs)]
 pub mod flag {
     pub const WRITE: u32 = 1 << 0;
@@ -148,14 +148,14 @@ pub mod flag {
     pub const ALLOW_BUSY: u32 = 1 << 17;
     pub const NO_ASYNC_LOADING: u32 = 1 << 18;
     pub const NO_MANDATORY_KEYS: u32 = 1 << 19;
-    /// The answer depends on keys that are not named: it waits for everything before it.
+    /// The reply depends on keys that are not named: it waits for all previous writes.
     pub const WHOLE: u32 = 1 << 24;
-    /// Runs other commands (EXEC): the keys are theirs.
+    /// Runs other commands (EXEC): the keys are those of the queued commands.
     pub const CONTAINER: u32 = 1 << 25;
-    /// Fast, although Redis does not call it so, as long as its arguments are short.
+    /// Fast as long as its arguments are short, although Redis does not flag it so.
     pub const BRIEF: u32 = 1 << 26;
 
-    /// Names in the order in which COMMAND shows them.
+    /// Flag names in the order of the COMMAND reply.
     pub const NAMES: &[(u32, &str)] = &[
         (WRITE, "write"),
         (READONLY, "readonly"),
@@ -180,45 +180,45 @@ pub mod flag {
     ];
 }
 
-/// Where the keys of a command are among its arguments.
+/// Key positions of a command among its arguments.
 #[derive(Clone, Copy)]
 pub enum Keys {
-    /// There are none.
+    /// The command has no keys.
     None,
-    /// From `first` to `last` (negative: from the end, -1 the last) in steps.
+    /// Positions `first` to `last` (negative counts from the end, -1 is the last) with a step.
     Range {
-        /// The first.
+        /// Position of the first key.
         first: usize,
-        /// The last.
+        /// Position of the last key.
         last: i32,
-        /// 2 where values lie between them.
+        /// 2 if values alternate with keys.
         step: usize,
     },
-    /// A number at `at` says how many follow; `also` is one more key before it (0: none).
+    /// Argument `at` is the number of keys that follow; `also` is one more key before it (0 for none).
     Counted {
-        /// Where the number is.
+        /// Position of the number of keys.
         at: usize,
-        /// A destination.
+        /// Position of a destination key.
         also: usize,
     },
-    /// Found by looking at the arguments.
+    /// Positions found by parsing the arguments.
     Found {
-        /// Where the first key is unless options say otherwise, as COMMAND shows it; 0 where no position is fixed.
+        /// Position of the first key as COMMAND shows it, unless options move it; 0 if no position is fixed.
         first: usize,
-        /// Adds the positions of the keys.
+        /// Appends the positions of the keys.
         find: fn(&Args<'_>, &mut Vec<usize>),
     },
 }
 
 impl Keys {
-    /// One key.
+    /// The first argument is the only key.
     pub const ONE: Keys = Keys::Range { first: 1, last: 1, step: 1 };
-    /// All arguments.
+    /// All arguments are keys.
     pub const ALL: Keys = Keys::Range { first: 1, last: -1, step: 1 };
-    /// The first two.
+    /// The first two arguments are keys.
     pub const TWO: Keys = Keys::Range { first: 1, last: 2, step: 1 };
 
-    /// Adds the positions of the keys; nothing where the arguments make no sense.
+    /// Appends the positions of the keys; nothing if the arguments are invalid.
     pub fn positions(&self, args: &Args<'_>, into: &mut Vec<usize>) {
         match *self {
             Keys::None => {}
@@ -245,7 +245,7 @@ impl Keys {
 }
 
 impl Spec {
-    /// A command without subcommands.
+    /// The specification of a command without subcommands.
     pub const fn new(
         name: &'static str,
         arity: i32,
@@ -258,44 +258,44 @@ impl Spec {
         Self { name, arity, flags, keys, group, summary, run, subs: &[] }
     }
 
-    /// The same with subcommands.
+    /// Adds subcommands.
     pub const fn with(self, subs: &'static [Spec]) -> Self {
         Self { subs, ..self }
     }
 
-    /// Whether it has this flag.
+    /// True if the command has this flag.
     pub fn has(&self, flag: u32) -> bool {
         self.flags & flag != 0
     }
 
-    /// Whether so many arguments, the name included, are as many as it takes.
+    /// True if the arity allows this number of arguments, including the name.
     pub fn takes(&self, argc: usize) -> bool {
         let wanted = self.arity.unsigned_abs() as usize;
         if self.arity < 0 { argc >= wanted } else { argc == wanted }
     }
 
-    /// Whether the arguments name a subcommand that the command does not have.
+    /// True if the arguments name an unknown subcommand.
     pub(crate) fn lacks_subcommand(&self, args: &Args<'_>) -> bool {
         !self.subs.is_empty() && args.len() > 1
     }
 
-    /// The name that errors give: subcommands with a bar.
+    /// The name used in error replies: subcommands with a bar.
     pub fn full_name(&self) -> &'static str {
         self.name
     }
 }
 
-/// All commands, by name.
+/// All commands.
 pub fn all() -> impl Iterator<Item = &'static Spec> {
     FAMILIES.iter().flat_map(|family| family.iter())
 }
 
-/// How many commands there are, subcommands included.
+/// Number of commands and subcommands.
 pub(crate) fn count() -> usize {
     all().map(|spec| 1 + spec.subs.len()).sum()
 }
 
-/// All commands and their subcommands with their numbers: each command, then what belongs to it.
+/// All commands and subcommands with their indexes: each command, then its subcommands.
 pub(crate) fn numbered() -> impl Iterator<Item = (u16, &'static Spec)> {
     all()
         .flat_map(|spec| std::iter::once(spec).chain(spec.subs))
@@ -303,7 +303,7 @@ pub(crate) fn numbered() -> impl Iterator<Item = (u16, &'static Spec)> {
         .map(|(at, spec)| (at as u16, spec))
 }
 
-/// The command of that name, whatever its case, and its number.
+/// Looks up a command by name, ignoring case; returns it with its index.
 fn find_numbered(name: &[u8]) -> Option<(&'static Spec, u16)> {
     static TABLE: OnceLock<HashMap<&'static [u8], (&'static Spec, u16)>> = OnceLock::new();
     let table = TABLE
@@ -315,18 +315,18 @@ fn find_numbered(name: &[u8]) -> Option<(&'static Spec, u16)> {
     table.get(&*lower).copied()
 }
 
-/// The command of that name, whatever its case.
+/// Looks up a command by name, ignoring case.
 pub fn find(name: &[u8]) -> Option<&'static Spec> {
-    // Subcommands are found through their command, never by their full names.
+    // Subcommands are found through their command, never by their full name.
     find_numbered(name).map(|(spec, _)| spec).filter(|spec| !spec.name.contains('|'))
 }
 
-/// The number of a command.
+/// Index of a command in the table.
 pub(crate) fn number_of(spec: &Spec) -> u16 {
     find_numbered(spec.name.as_bytes()).map_or(0, |(_, number)| number)
 }
 
-/// The command, or the subcommand where there is one, that these arguments name, and its number.
+/// The command or subcommand named by the arguments, with its index.
 pub(crate) fn resolve_numbered(args: &Args<'_>) -> Option<(&'static Spec, u16)> {
     let (spec, number) = find_numbered(args.name())?;
     if spec.subs.is_empty() {
@@ -339,29 +339,29 @@ pub(crate) fn resolve_numbered(args: &Args<'_>) -> Option<(&'static Spec, u16)> 
     Some(found.map_or((spec, number), |at| (&spec.subs[at], number + 1 + at as u16)))
 }
 
-/// The command, or the subcommand where there is one, that these arguments name.
+/// The command or subcommand named by the arguments.
 pub fn resolve(args: &Args<'_>) -> Option<&'static Spec> {
     resolve_numbered(args).map(|(spec, _)| spec)
 }
 
-/// A client has left: what it listened to is let go.
-pub(crate) fn on_leave(shared: &Shared, session: &mut Session) {
-    pubsub::leave(shared, session);
+/// Removes the subscriptions, MONITOR mode and tracking of a disconnected client.
+pub(crate) fn on_disconnect(shared: &Shared, session: &mut Session) {
+    pubsub::unsubscribe_all(shared, session);
     shared.monitors.remove(session.id);
-    shared.tracking.end(session.id);
+    shared.tracking.disable(session.id);
     (session.tracking, session.caching) = (None, None);
     let mut about = crate::shared::lock(&session.about);
     (about.monitors, about.broadcasts, about.redirect) = (false, false, -1);
 }
 
-/// Answers with lines of help.
+/// Replies with the lines of a HELP subcommand.
 pub(crate) fn help(ctx: &mut Ctx<'_>, lines: &[&str]) -> Done {
     ctx.out.array(lines.len());
     lines.iter().for_each(|line| ctx.out.simple(line));
     Ok(())
 }
 
-/// The error for a subcommand that does not exist.
+/// The error reply for an unknown subcommand.
 pub(crate) fn unknown_subcommand(args: &Args<'_>) -> Error {
     let name = String::from_utf8_lossy(args.name()).into_owned();
     let sub = String::from_utf8_lossy(args.get(1).unwrap_or_default()).chars().take(128).collect::<String>();
@@ -375,7 +375,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_are_lower_case_unique_and_short_enough_to_be_found() {
+    fn command_names_are_unique_lower_case_and_found_in_any_case() {
         let mut names: Vec<_> = all().map(|spec| spec.name).collect();
         for name in &names {
             assert_eq!(find(name.to_ascii_uppercase().as_bytes()).unwrap().name, *name);
@@ -387,7 +387,7 @@ mod tests {
     }
 
     #[test]
-    fn keys_are_where_they_should_be() {
+    fn key_positions_follow_the_key_spec() {
         for (keys, command, wanted) in [
             (Keys::ONE, "get a", vec![1]),
             (Keys::ALL, "del a b c", vec![1, 2, 3]),

@@ -1,13 +1,13 @@
-//! One client: reads requests, runs them, sends the answers that may leave.
+//! One client connection: reads requests, executes them, and sends replies once they are committed.
 //!
-//! Requests that are there together run in one turn of the shard and their answers leave in one write. Answers leave in
-//! the order of the requests; one that waits for the journal holds up those behind it. Nothing here waits under the
+//! Requests that arrive together run in one turn of the shard and their replies are sent in one write. Replies are
+//! sent in request order; a reply that waits for the journal delays those after it. Nothing here waits under the
 //! shard's lock.
 //!
-//! Bounded: the input by the decoder's limits and by what arrived; the output because nothing more is run for a client
-//! that does not read; the time of a turn by [`TURN_COMMANDS`].
+//! Bounded: the query buffer by the decoder's limits and the received bytes; the output buffer because no request
+//! runs for a client that does not read; the duration of a turn by [`TURN_COMMANDS`].
 
-mod look_ahead;
+mod prefetch;
 
 use std::collections::VecDeque;
 use std::future::poll_fn;
@@ -24,44 +24,45 @@ use moim_base::socket::Socket;
 use moim_wire_resp::{Decoded, Decoder, Encoder, Limits};
 use tokio::time::{Instant, Sleep};
 
-use self::look_ahead::Ahead;
+use self::prefetch::Prefetch;
 use crate::ctx::OnTimeout;
 use crate::output_limit::{Class, Limit};
 use crate::session::{Push, Session};
 use crate::shard::{Role, Shard, Turn};
 use crate::shared::{About, Client, Shared, lock};
 
-/// So many bytes of answers are as much work as one request.
+/// Reply bytes that count as the work of one request.
 const WORK_BYTES: usize = 256;
-/// Requests that run before others get their turn.
+/// Requests per turn before other clients run.
 const TURN_COMMANDS: usize = 256;
-/// Unsent answers above which nothing more is run.
+/// Output buffer size above which no more requests run.
 const MAX_UNSENT: usize = 16 << 20;
-/// What is read at a time.
+/// Bytes per socket read.
 const READ_BYTES: usize = 16 << 10;
-/// What is read ahead of a client that waits.
-const READ_AHEAD: usize = 64 << 10;
-/// How often a connection looks whether a script has given the shard back.
-const SCRIPT_PAUSE: Duration = Duration::from_millis(1);
-/// How often a command that waits for a slot is tried again; it is woken before that.
-const HELD_PAUSE: Duration = Duration::from_millis(50);
-/// How often a client of WAIT looks whether the replicas are there.
-const WAIT_PAUSE: Duration = Duration::from_millis(2);
-/// What a connection may hold without asking: with more, the lock of the budget is rarely taken.
-const FREE_BYTES: usize = 64 << 10;
-/// What it takes from the budget at a time.
+/// Query buffer bound of a blocked client.
+const MAX_BLOCKED_INPUT: usize = 64 << 10;
+/// Polling interval while a script holds the shard.
+const SCRIPT_POLL_INTERVAL: Duration = Duration::from_millis(1);
+/// Retry interval of a command held by a slot migration; it is usually woken earlier.
+const HELD_RETRY_INTERVAL: Duration = Duration::from_millis(50);
+/// Polling interval of WAIT.
+const WAIT_POLL_INTERVAL: Duration = Duration::from_millis(2);
+/// Buffer bytes that are not charged to the memory budget, so that its lock is rarely taken.
+const UNCHARGED_BYTES: usize = 64 << 10;
+/// Granularity of budget reservations.
 const BUDGET_STEP: usize = 1 << 20;
-/// How long a connection waits for the budget before it is closed. Those that wait hold what the others wait for.
-const STARVATION: Duration = Duration::from_secs(2);
-/// How often it looks whether there is some.
-const BUDGET_PAUSE: Duration = Duration::from_millis(20);
-/// How often a client above its soft limit, or one that may be idle, is looked at.
-const LOOK_PAUSE: Duration = Duration::from_millis(500);
-/// How often a primary without the right to answer looks again.
-const RIGHT_PAUSE: Duration = Duration::from_millis(20);
+/// Time without budget after which a connection is closed. Waiting connections hold the memory that the others wait
+/// for.
+const BUDGET_TIMEOUT: Duration = Duration::from_secs(2);
+/// Polling interval for the memory budget.
+const BUDGET_POLL_INTERVAL: Duration = Duration::from_millis(20);
+/// Check interval of a client above its soft output buffer limit, or subject to the idle timeout.
+const CHECK_INTERVAL: Duration = Duration::from_millis(500);
+/// Polling interval of a primary without serving right.
+const SERVING_RIGHT_POLL_INTERVAL: Duration = Duration::from_millis(20);
 
-/// Answers that wait for the journal.
-struct Held {
+/// Replies that wait for a commit.
+struct GatedOutput {
     len: usize,
     gate: i64,
 }
@@ -74,29 +75,29 @@ struct Connection {
     decoder: Decoder,
     input: BytesMut,
     out: BytesMut,
-    /// Bytes at the front of `out` that may leave.
+    /// Bytes at the front of `out` that may be sent.
     ready: usize,
-    /// What lies behind them.
-    held: VecDeque<Held>,
-    /// The shard's count of voided answers when the first that has not left was made.
+    /// The replies after them, which wait for a commit.
+    held: VecDeque<GatedOutput>,
+    /// The shard's count of voided replies when the first unsent reply was created.
     voided: u64,
-    /// The gate for which the shard wakes us.
+    /// The commit gate for which the shard will wake this connection.
     waits_for: i64,
     on_loop: usize,
     paused_until: Option<Instant>,
-    /// CLIENT PAUSE holds its next request back.
-    is_held_back: bool,
+    /// CLIENT PAUSE delays the next request.
+    is_paused_client: bool,
     sleep: Pin<Box<Sleep>>,
     deadline: Option<Instant>,
-    /// What its buffers hold of the node's budget, beyond [`FREE_BYTES`].
+    /// Budget reservation for the buffers, beyond [`UNCHARGED_BYTES`].
     permit: Option<Permit>,
-    /// Since when the budget has had nothing for it.
-    starved_since: Option<Instant>,
-    /// Since when its output has been above the soft limit.
+    /// Since when the memory budget has been exhausted for this connection.
+    budget_exhausted_since: Option<Instant>,
+    /// Since when the output buffer has exceeded the soft limit.
     above_soft_since: Option<Instant>,
-    /// When it looks again although nothing has come: at the budget, the soft limit, or whether it is idle. A moment that is
-    /// settled once, in [`Connection::step`]: one that every poll puts off never comes.
-    look_at: Option<Instant>,
+    /// Next periodic check without input: memory budget, soft limit or idle timeout. Set once per
+    /// [`Connection::step`]: if every poll postponed it, it would never fire.
+    next_check: Option<Instant>,
 }
 
 enum Event {
@@ -106,7 +107,7 @@ enum Event {
     Writable,
 }
 
-/// Serves a client until it leaves.
+/// Serves a client until it disconnects.
 pub(crate) async fn serve(
     shared: Arc<Shared>,
     shard: Arc<Shard>,
@@ -149,24 +150,24 @@ pub(crate) async fn serve(
         waits_for: 0,
         on_loop,
         paused_until: None,
-        is_held_back: false,
+        is_paused_client: false,
         sleep: Box::pin(tokio::time::sleep(Duration::from_secs(3600))),
         deadline: None,
         permit: None,
-        starved_since: None,
+        budget_exhausted_since: None,
         above_soft_since: None,
-        look_at: None,
+        next_check: None,
     };
-    let gone = connection.shard.gone.clone();
+    let gone = connection.shard.removed.clone();
     let ended = tokio::select! {
         biased;
         ended = connection.run() => ended,
         () = gone.stopped() => Ok(()),
     };
     if let Err(error) = ended {
-        tracing::debug!(%error, "a client's connection ended");
+        tracing::debug!(%error, "client connection closed");
     }
-    connection.leave();
+    connection.on_disconnect();
     shared.clients().remove(&id);
 }
 
@@ -197,48 +198,52 @@ impl Connection {
         }
     }
 
-    /// Does what can be done without waiting. Answers whether there is more.
+    /// Makes all progress possible without waiting. Returns true if more remains.
     fn step(&mut self) -> io::Result<bool> {
-        self.check_lead()?;
-        self.take_mail()?;
-        let more = if self.may_take() && !self.input.is_empty() { self.take_requests()? } else { false };
+        self.check_leadership()?;
+        self.process_mailbox()?;
+        let more =
+            if self.may_execute() && !self.input.is_empty() { self.execute_requests()? } else { false };
         self.release()?;
         self.flush()?;
         self.settle_budget()?;
         self.check_output()?;
-        self.look_at = self.look_after().map(|pause| Instant::now() + pause);
-        Ok(more && self.may_take())
+        self.next_check = self.check_interval().map(|pause| Instant::now() + pause);
+        Ok(more && self.may_execute())
     }
 
-    /// Closes the connection if an answer waits for a serving right that this node may never get again. Its outcome is unknown,
-    /// so it must not be an error, and a client that waits does not look for the new primary.
+    /// Closes the connection if a reply waits for a serving right that this node may never regain. The outcome is
+    /// unknown, so an error reply would be wrong, and a waiting client would not look for the new primary.
     fn check_isolated(&self) -> io::Result<()> {
         let waits = self.ready > 0 || !self.held.is_empty();
-        if waits && self.shared.isolated.load(Ordering::Relaxed) && !self.may_answer() {
-            return Err(io::Error::new(io::ErrorKind::ConnectionAborted, "this node is isolated"));
+        if waits && self.shared.isolated.load(Ordering::Relaxed) && !self.may_reply() {
+            return Err(io::Error::new(
+                io::ErrorKind::ConnectionAborted,
+                "node isolated: serving right lost",
+            ));
         }
         Ok(())
     }
 
-    fn look_after(&self) -> Option<Duration> {
-        if self.starved_since.is_some() {
-            return Some(BUDGET_PAUSE);
+    fn check_interval(&self) -> Option<Duration> {
+        if self.budget_exhausted_since.is_some() {
+            return Some(BUDGET_POLL_INTERVAL);
         }
         let closes_idle = self.shared.settings.timeout_s.load(Ordering::Relaxed) > 0;
-        (closes_idle || self.above_soft_since.is_some()).then_some(LOOK_PAUSE)
+        (closes_idle || self.above_soft_since.is_some()).then_some(CHECK_INTERVAL)
     }
 
-    /// Takes what the buffers hold from the node's budget, or gives it back. While there is not enough nothing more is read, and a
-    /// connection that goes on without is closed.
+    /// Adjusts the budget reservation to the buffer sizes. While the budget is exhausted nothing more is read; a
+    /// connection that stays without budget is closed.
     fn settle_budget(&mut self) -> io::Result<()> {
         let queued = self.session.multi.as_ref().map_or(0, |multi| multi.bytes);
-        let names = self.session.watched_bytes + self.session.listens_bytes;
+        let names = self.session.watched_bytes + self.session.subscriptions_bytes;
         let held = self.input.len() + self.out.len() + self.decoder.held_bytes() + queued + names;
-        if held <= FREE_BYTES {
-            (self.permit, self.starved_since) = (None, None);
+        if held <= UNCHARGED_BYTES {
+            (self.permit, self.budget_exhausted_since) = (None, None);
             return Ok(());
         }
-        let wanted = (held - FREE_BYTES).next_multiple_of(BUDGET_STEP);
+        let wanted = (held - UNCHARGED_BYTES).next_multiple_of(BUDGET_STEP);
         let taken = match &mut self.permit {
             Some(permit) if permit.bytes() >= wanted => {
                 permit.shrink_to(wanted);
@@ -248,24 +253,24 @@ impl Connection {
             None => self.shared.buffer_budget().try_take(wanted).map(|permit| self.permit = Some(permit)),
         };
         match taken {
-            Ok(()) => self.starved_since = None,
-            Err(Exhausted::TooLarge) => return Err(no_memory()),
+            Ok(()) => self.budget_exhausted_since = None,
+            Err(Exhausted::TooLarge) => return Err(budget_exhausted()),
             Err(Exhausted::Layer | Exhausted::Connection) => {
-                let since = *self.starved_since.get_or_insert_with(Instant::now);
-                if since.elapsed() > STARVATION {
+                let since = *self.budget_exhausted_since.get_or_insert_with(Instant::now);
+                if since.elapsed() > BUDGET_TIMEOUT {
                     tracing::warn!(
                         held,
                         client = self.session.id,
                         "memory budget exhausted; client disconnected"
                     );
-                    return Err(no_memory());
+                    return Err(budget_exhausted());
                 }
             }
         }
         Ok(())
     }
 
-    /// `client-output-buffer-limit`.
+    /// Enforces `client-output-buffer-limit`.
     fn check_output(&mut self) -> io::Result<()> {
         let class = if self.session.subscriptions > 0 { Class::PubSub } else { Class::Normal };
         let Limit { hard, soft, soft_seconds } = self.shared.settings.output.get(class);
@@ -284,35 +289,35 @@ impl Connection {
             );
             return Err(io::Error::new(
                 io::ErrorKind::ConnectionAborted,
-                "the output buffer limit is exceeded",
+                "client output buffer limit exceeded",
             ));
         }
         Ok(())
     }
 
-    fn may_take(&self) -> bool {
+    fn may_execute(&self) -> bool {
         !self.session.closing
             && self.session.block.is_none()
             && self.out.len() < MAX_UNSENT
             && self.paused_until.is_none()
     }
 
-    /// Runs the requests that are complete. Answers whether there may be more.
-    fn take_requests(&mut self) -> io::Result<bool> {
+    /// Executes the complete requests in the query buffer. Returns true if there may be more.
+    fn execute_requests(&mut self) -> io::Result<bool> {
         let voided = self.shard.voided();
         let Some(mut turn) = self.shard.turn(&self.shared) else {
             if self.shard.busy.load(Ordering::Acquire) {
-                return self.refuse_busy();
+                return self.serve_busy();
             }
-            // A script runs elsewhere and has the shard.
-            self.paused_until = Some(Instant::now() + SCRIPT_PAUSE);
+            // An offloaded script holds the shard.
+            self.paused_until = Some(Instant::now() + SCRIPT_POLL_INTERVAL);
             return Ok(false);
         };
-        let mut ahead = Ahead::take(&mut turn);
+        let mut prefetch = Prefetch::begin(&mut turn);
         let (mut at, mut run, mut more) = (0, 0, false);
-        let answered_before = self.out.len();
+        let replied_before = self.out.len();
         loop {
-            let (args, consumed) = match ahead.next(&mut turn, &self.decoder, &self.input, at) {
+            let (args, consumed) = match prefetch.next(&mut turn, &self.decoder, &self.input, at) {
                 Some(next) => next,
                 None => match self.decoder.decode(&self.input[at..]) {
                     Ok(Decoded::Request { args, consumed }) => (args, consumed),
@@ -322,7 +327,7 @@ impl Connection {
                     }
                     Ok(Decoded::Incomplete { want }) => {
                         self.input.advance(at);
-                        self.input.reserve(want.min(READ_AHEAD.max(self.input.len())));
+                        self.input.reserve(want.min(MAX_BLOCKED_INPUT.max(self.input.len())));
                         break;
                     }
                     Err(error) => {
@@ -338,12 +343,12 @@ impl Connection {
             {
                 self.input.advance(at);
                 self.paused_until = Some(Instant::now() + Duration::from_millis(10));
-                if !std::mem::replace(&mut self.is_held_back, true) {
+                if !std::mem::replace(&mut self.is_paused_client, true) {
                     self.shared.paused_clients.fetch_add(1, Ordering::Relaxed);
                 }
                 break;
             }
-            if std::mem::take(&mut self.is_held_back) {
+            if std::mem::take(&mut self.is_paused_client) {
                 self.shared.paused_clients.fetch_sub(1, Ordering::Relaxed);
             }
             let before = self.out.len();
@@ -351,14 +356,14 @@ impl Connection {
             let gate = turn.execute(&mut self.session, &args, &mut self.out);
             if self.session.held {
                 self.input.advance(at);
-                self.paused_until = Some(Instant::now() + HELD_PAUSE);
+                self.paused_until = Some(Instant::now() + HELD_RETRY_INTERVAL);
                 break;
             }
             at += consumed;
-            let made = Made { len: self.out.len() - before, gate, under: voided };
-            hold(&self.shard, &mut self.held, &mut self.ready, &mut self.voided, made);
+            let new_output = NewOutput { len: self.out.len() - before, gate, under: voided };
+            hold(&self.shard, &mut self.held, &mut self.ready, &mut self.voided, new_output);
             if self.session.authenticated != was_known {
-                ahead.forget();
+                prefetch.discard();
                 self.decoder.set_limits(limits(&self.session));
             }
             run += 1;
@@ -373,15 +378,15 @@ impl Connection {
             }
         }
         let now = turn.now;
-        ahead.give_back(&mut turn);
+        prefetch.finish(&mut turn);
         turn.finish();
-        self.shared.rest(Some(run + (self.out.len() - answered_before) / WORK_BYTES));
+        self.shared.rest(Some(run + (self.out.len() - replied_before) / WORK_BYTES));
         if self.shard.voided() != voided {
-            // Some of these answers may have been made before, and be taken for newer ones.
-            return Err(another_primary());
+            // Some of these replies may predate the change of leadership and would be taken for newer ones.
+            return Err(leadership_changed());
         }
-        self.note_about(now);
-        // Bytes that belong to answers without a gate, errors of the protocol for one.
+        self.update_about(now);
+        // Replies without a gate, such as protocol errors.
         let known = self.ready + self.held.iter().map(|held| held.len).sum::<usize>();
         let rest = self.out.len() - known;
         self.hold(rest, 0, voided);
@@ -393,16 +398,17 @@ impl Connection {
         Ok(more)
     }
 
-    /// A script runs and does not end: only what can end it is let in, and it does not need the shard.
-    fn refuse_busy(&mut self) -> io::Result<bool> {
+    /// BUSY state: a script exceeds its time limit. Only commands that can end it are served, without the shard's
+    /// lock.
+    fn serve_busy(&mut self) -> io::Result<bool> {
         loop {
             let consumed = match self.decoder.decode(&self.input) {
                 Ok(Decoded::Request { args, consumed }) => {
                     let (before, was_known) = (self.out.len(), self.session.authenticated);
-                    crate::busy::answer(&self.shard, &self.shared, &mut self.session, &args, &mut self.out);
+                    crate::busy::execute(&self.shard, &self.shared, &mut self.session, &args, &mut self.out);
                     let len = self.out.len() - before;
-                    let made = Made { len, gate: 0, under: self.shard.voided() };
-                    hold(&self.shard, &mut self.held, &mut self.ready, &mut self.voided, made);
+                    let new_output = NewOutput { len, gate: 0, under: self.shard.voided() };
+                    hold(&self.shard, &mut self.held, &mut self.ready, &mut self.voided, new_output);
                     if self.session.authenticated != was_known {
                         self.decoder.set_limits(limits(&self.session));
                     }
@@ -410,7 +416,7 @@ impl Connection {
                 }
                 Ok(Decoded::Empty { consumed }) => consumed,
                 Ok(Decoded::Incomplete { want }) => {
-                    self.input.reserve(want.min(READ_AHEAD));
+                    self.input.reserve(want.min(MAX_BLOCKED_INPUT));
                     return Ok(false);
                 }
                 Err(error) => return Err(io::Error::new(io::ErrorKind::InvalidData, error)),
@@ -419,35 +425,35 @@ impl Connection {
         }
     }
 
-    fn note_about(&mut self, now: i64) {
+    fn update_about(&mut self, now: i64) {
         let session = &self.session;
         let mut about = lock(&session.about);
         about.last_ms = now;
         about.last_command = session.last_command;
         about.multi = session.multi.as_ref().map_or(-1, |multi| multi.commands.len() as i64);
         about.subscriptions = session.subscriptions;
-        about.listens = session.listens.each_ref().map(std::collections::BTreeSet::len);
+        about.subscribed = session.subscribed.each_ref().map(std::collections::BTreeSet::len);
         about.readonly = session.readonly;
         about.request_bytes = 0;
         about.blocked = session.block.is_some();
     }
 
-    fn take_mail(&mut self) -> io::Result<()> {
+    fn process_mailbox(&mut self) -> io::Result<()> {
         let mail = self.session.mailbox.take();
         if mail.killed {
             return Err(io::ErrorKind::ConnectionAborted.into());
         }
-        if mail.nudged && self.session.held {
+        if mail.retry_requested && self.session.held {
             self.paused_until = None;
         }
-        if let Some((answer, gate)) = mail.answer {
+        if let Some((reply, gate)) = mail.reply {
             self.session.block = None;
             self.deadline = None;
-            // One that waits for no commit says what the keys were under a lead, too.
-            if mail.answered_under.is_some_and(|voided| voided != self.shard.voided()) {
-                return Err(another_primary());
+            // A reply without a commit gate also reflects the keys under one leadership.
+            if mail.reply_made_under.is_some_and(|voided| voided != self.shard.voided()) {
+                return Err(leadership_changed());
             }
-            self.push(&answer, gate, mail.answered_under.unwrap_or_else(|| self.shard.voided()));
+            self.push(&reply, gate, mail.reply_made_under.unwrap_or_else(|| self.shard.voided()));
         }
         for Push { bytes, gate, voided } in mail.pushes {
             if gate == 0 {
@@ -456,38 +462,43 @@ impl Connection {
                 self.push(&bytes, gate, voided);
             }
         }
-        for channel in mail.left_channels {
+        for channel in mail.removed_channels {
             let before = self.out.len();
-            crate::cmd::pubsub::leave_channel(&self.shared, &mut self.session, &channel, &mut self.out);
+            crate::cmd::pubsub::remove_sharded_channel(
+                &self.shared,
+                &mut self.session,
+                &channel,
+                &mut self.out,
+            );
             let len = self.out.len() - before;
             self.hold_new(len, 0);
         }
         Ok(())
     }
 
-    /// Adds what was made under the given count of voided answers.
+    /// Appends output created under the given count of voided replies.
     fn push(&mut self, bytes: &Bytes, gate: i64, made_under: u64) {
         self.out.extend_from_slice(bytes);
         self.hold(bytes.len(), gate, made_under);
     }
 
-    /// Adds what says nothing about keys, or was made just now.
+    /// Accounts for output that says nothing about keys or was created just now.
     fn hold_new(&mut self, len: usize, gate: i64) {
         self.hold(len, gate, self.shard.voided());
     }
 
-    /// Puts `len` bytes at the end of the answers: they may leave, or they wait for `gate`.
+    /// Accounts for `len` bytes at the end of `out`: ready to send, or waiting for `gate`.
     fn hold(&mut self, len: usize, gate: i64, made_under: u64) {
         hold(
             &self.shard,
             &mut self.held,
             &mut self.ready,
             &mut self.voided,
-            Made { len, gate, under: made_under },
+            NewOutput { len, gate, under: made_under },
         );
     }
 
-    /// Moves what the journal has committed to what may leave.
+    /// Marks committed replies as ready to send.
     fn release(&mut self) -> io::Result<()> {
         while let Some(front) = self.held.front() {
             if self.shard.committed() < front.gate {
@@ -497,7 +508,7 @@ impl Connection {
                 }
                 break;
             }
-            // Read after `committed`: the count goes up before a journal that was cut can be committed further.
+            // Read after `committed`: the count increases before a truncated journal can commit further.
             if self.shard.voided() != self.voided {
                 break;
             }
@@ -505,25 +516,26 @@ impl Connection {
             self.held.pop_front();
         }
         if !self.held.is_empty() && self.shard.voided() != self.voided {
-            // What these answers say may not be so any more. The client must ask again.
-            return Err(another_primary());
+            // These replies may no longer be true. The client must retry.
+            return Err(leadership_changed());
         }
         Ok(())
     }
 
-    /// What was made under a lead that is over must not leave: somebody else may have answered since.
-    fn check_lead(&self) -> io::Result<()> {
+    /// Replies created under a previous leadership must not be sent: a new primary may have served other values
+    /// since.
+    fn check_leadership(&self) -> io::Result<()> {
         if self.ready > 0 && self.shard.voided() != self.voided {
-            return Err(another_primary());
+            return Err(leadership_changed());
         }
         Ok(())
     }
 
     fn flush(&mut self) -> io::Result<()> {
-        if self.ready == 0 || !self.may_answer() {
+        if self.ready == 0 || !self.may_reply() {
             return Ok(());
         }
-        self.check_lead()?;
+        self.check_leadership()?;
         while self.ready > 0 {
             match self.socket.try_write(&[IoSlice::new(&self.out[..self.ready])]) {
                 Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
@@ -543,11 +555,12 @@ impl Connection {
         Ok(())
     }
 
-    /// Whether this node may speak for the shard now. Asked after executing, before sending.
-    fn may_answer(&self) -> bool {
-        // The log knows first that a lead is over; the role follows.
+    /// True if this node may reply for the shard now. Checked after execution, before sending.
+    fn may_reply(&self) -> bool {
+        // The log learns first that leadership is lost; the role follows.
         self.shard.role() != Role::Primary
-            || self.shard.log.leads().is_some() && self.shard.may_answer(self.shared.clock.as_ref())
+            || self.shard.log.leader_epoch().is_some()
+                && self.shard.holds_serving_right(self.shared.clock.as_ref())
     }
 
     fn on_timer(&mut self) {
@@ -555,7 +568,7 @@ impl Connection {
         if self.paused_until.is_some_and(|at| at <= now) {
             self.paused_until = None;
         }
-        self.look_for_replicas();
+        self.poll_replicas();
         if self.deadline.is_some_and(|at| at <= now)
             && let Some(block) = self.session.block.take()
         {
@@ -576,19 +589,19 @@ impl Connection {
                     OnTimeout::Null => to.null(),
                     OnTimeout::Number(_) => to.integer(self.shard.log.replicas_with(gate) as i64),
                 }
-                // That nothing was there is an answer about the keys, too.
+                // A timeout also reveals the state of the keys.
                 let gate = if self.shard.is_async.load(Ordering::Relaxed) { 0 } else { gate };
                 let len = self.out.len() - before;
                 self.hold_new(len, gate);
             } else {
-                // The answer is in the mail.
+                // The reply is already in the mailbox.
                 self.session.block = Some(block);
             }
         }
     }
 
-    /// WAIT: how many replicas have what was written before it, once they are enough; an error when none ever will have it,
-    /// because this node leads no more.
+    /// WAIT: the number of replicas that acknowledged the previous writes, once there are enough; an error if this
+    /// node lost leadership, so that none ever will.
     fn has_replicas(&self) -> Option<Result<i64, ()>> {
         let (end, wanted) = self.session.block.as_ref().and_then(|block| block.replicas)?;
         if self.shard.role() != Role::Primary {
@@ -598,11 +611,11 @@ impl Connection {
         (have >= wanted).then_some(Ok(have))
     }
 
-    fn look_for_replicas(&mut self) {
+    fn poll_replicas(&mut self) {
         let Some(have) = self.has_replicas() else { return };
         let Some(mut turn) = self.shard.turn(&self.shared) else {
-            // A script has the shard.
-            self.paused_until = Some(Instant::now() + SCRIPT_PAUSE);
+            // A script holds the shard.
+            self.paused_until = Some(Instant::now() + SCRIPT_POLL_INTERVAL);
             return;
         };
         turn.unblock(self.session.id);
@@ -628,21 +641,23 @@ impl Connection {
             && self.shared.clock.wall_ms() - self.session.last_ms > limit * 1_000
     }
 
-    fn leave(&mut self) {
-        if std::mem::take(&mut self.is_held_back) {
+    fn on_disconnect(&mut self) {
+        if std::mem::take(&mut self.is_paused_client) {
             self.shared.paused_clients.fetch_sub(1, Ordering::Relaxed);
         }
         if !self.session.watched.is_empty() || self.session.block.is_some() {
             let (client, watched) = (self.session.id, std::mem::take(&mut self.session.watched));
             if let Some(turn) = self.shard.turn(&self.shared) {
-                forget(turn, client, watched);
+                remove_client(turn, client, watched);
             } else {
-                // A script has the shard, and may have it for long.
+                // A script holds the shard, possibly for long.
                 let (shard, shared) = (Arc::clone(&self.shard), Arc::clone(&self.shared));
-                drop(tokio::task::spawn_blocking(move || forget(shard.turn_away(&shared), client, watched)));
+                drop(tokio::task::spawn_blocking(move || {
+                    remove_client(shard.turn_blocking(&shared), client, watched)
+                }));
             }
         }
-        crate::cmd::on_leave(&self.shared, &mut self.session);
+        crate::cmd::on_disconnect(&self.shared, &mut self.session);
     }
 
     fn poll_event(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<Event>> {
@@ -655,12 +670,12 @@ impl Connection {
             return Poll::Ready(Ok(Event::Mail));
         }
         self.check_isolated()?;
-        let silenced = self.ready > 0 && !self.may_answer();
+        let silenced = self.ready > 0 && !self.may_reply();
         if self.ready > 0 && !silenced && self.socket.poll_write_ready(cx)?.is_ready() {
             return Poll::Ready(Ok(Event::Writable));
         }
-        let wants_input = self.may_take() || !self.session.closing && self.input.len() < READ_AHEAD;
-        if wants_input && self.starved_since.is_none() {
+        let wants_input = self.may_execute() || !self.session.closing && self.input.len() < MAX_BLOCKED_INPUT;
+        if wants_input && self.budget_exhausted_since.is_none() {
             if self.input.capacity() - self.input.len() < 64 {
                 self.input.reserve(READ_BYTES);
             }
@@ -671,14 +686,14 @@ impl Connection {
                 self.input = BytesMut::new();
             }
         }
-        let right = silenced.then(|| Instant::now() + RIGHT_PAUSE);
+        let right = silenced.then(|| Instant::now() + SERVING_RIGHT_POLL_INTERVAL);
         let waits = self.session.block.as_ref().is_some_and(|block| block.replicas.is_some());
         if waits && self.paused_until.is_none() && self.has_replicas().is_some() {
             return Poll::Ready(Ok(Event::Timer));
         }
-        // Whatever wakes this looks again, this timer for one.
-        let replicas = waits.then(|| Instant::now() + WAIT_PAUSE);
-        let timers = [self.deadline, self.paused_until, right, replicas, self.look_at];
+        // Every wake-up checks the replicas again; this timer provides one.
+        let replicas = waits.then(|| Instant::now() + WAIT_POLL_INTERVAL);
+        let timers = [self.deadline, self.paused_until, right, replicas, self.next_check];
         let Some(wanted) = timers.into_iter().flatten().min() else {
             return Poll::Pending;
         };
@@ -689,16 +704,16 @@ impl Connection {
     }
 }
 
-fn no_memory() -> io::Error {
-    io::Error::new(io::ErrorKind::OutOfMemory, "the memory budget of the node is spent")
+fn budget_exhausted() -> io::Error {
+    io::Error::new(io::ErrorKind::OutOfMemory, "memory budget of the node exhausted")
 }
 
-fn another_primary() -> io::Error {
-    io::Error::new(io::ErrorKind::ConnectionAborted, "the shard has another primary")
+fn leadership_changed() -> io::Error {
+    io::Error::new(io::ErrorKind::ConnectionAborted, "shard leadership changed")
 }
 
-/// A client that is gone watches nothing and waits for nothing.
-fn forget(mut turn: Turn<'_>, client: u64, watched: Vec<Box<[u8]>>) {
+/// Removes the watched keys and the blocking state of a disconnected client.
+fn remove_client(mut turn: Turn<'_>, client: u64, watched: Vec<Box<[u8]>>) {
     for key in watched {
         turn.state.events.unwatch(client, &key);
     }
@@ -706,16 +721,22 @@ fn forget(mut turn: Turn<'_>, client: u64, watched: Vec<Box<[u8]>>) {
     turn.finish();
 }
 
-/// Bytes at the end of the answers: how many, what they wait for, and the shard's count of voided answers when they were made.
-struct Made {
+/// Output bytes: their length, their commit gate, and the shard's count of voided replies when they were created.
+struct NewOutput {
     len: usize,
     gate: i64,
     under: u64,
 }
 
-/// They may leave, or they wait for their gate.
-fn hold(shard: &Shard, held: &mut VecDeque<Held>, ready: &mut usize, voided: &mut u64, made: Made) {
-    let Made { len, gate, under } = made;
+/// Marks output as ready to send, or queues it behind its commit gate.
+fn hold(
+    shard: &Shard,
+    held: &mut VecDeque<GatedOutput>,
+    ready: &mut usize,
+    voided: &mut u64,
+    new_output: NewOutput,
+) {
+    let NewOutput { len, gate, under } = new_output;
     if len == 0 {
         return;
     }
@@ -730,11 +751,11 @@ fn hold(shard: &Shard, held: &mut VecDeque<Held>, ready: &mut usize, voided: &mu
     }
     match held.back_mut() {
         Some(last) if last.gate >= gate => last.len += len,
-        _ => held.push_back(Held { len, gate }),
+        _ => held.push_back(GatedOutput { len, gate }),
     }
 }
 
-/// What a client may send in one request.
+/// Decoder limits for one request.
 fn limits(session: &Session) -> Limits {
     Limits { unauthenticated: !session.authenticated, ..Limits::default() }
 }

@@ -1,9 +1,9 @@
-//! What a command sees: its arguments, the keyspace, the time, where its answer goes, and whom to tell.
+//! The execution context of a command: arguments, keyspace, time, reply encoder, effects and events.
 //!
-//! A command is a function of its [`Ctx`] and of nothing else. It writes exactly one answer to `out`, or gives an error
-//! (what it wrote is then thrown away). A command that changed a key calls [`Ctx::changed`]; the command itself then
-//! becomes the effect in the journal, unless [`Ctx::rewrite`] said something that is safer to replay (absolute times, the
-//! members that were drawn). Keys of the command that have expired are gone before it runs.
+//! A command is a function of its [`Ctx`] only. It writes exactly one reply to `out`, or returns an error (its output
+//! is then discarded). A command that modified a key calls [`Ctx::changed`]; the command itself is then propagated as
+//! an effect to the journal, unless [`Ctx::rewrite`] replaced it with commands that replay deterministically
+//! (absolute times, the members that were drawn). Expired keys of the command are deleted before it runs.
 
 use std::sync::atomic::Ordering;
 
@@ -19,53 +19,53 @@ use crate::session::{Block, Session};
 use crate::shared::Shared;
 use crate::value::number;
 
-/// Why a command runs.
+/// Execution mode of a command.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Mode {
-    /// A client of the primary asked.
+    /// A client request on the primary.
     Primary,
-    /// A client of a replica asked: nothing may change.
+    /// A client request on a replica: nothing may change.
     Replica,
-    /// The journal says that it happened: nothing may fail, nothing is recorded, nothing expires by itself.
+    /// Journal replay: nothing may fail, nothing is propagated, and no key expires by itself.
     Replay,
 }
 
-/// Everything a command may use.
+/// The execution context of a command.
 pub struct Ctx<'a> {
-    /// Name and arguments.
+    /// Command name and arguments.
     pub args: Args<'a>,
-    /// The keys of the shard.
+    /// The keyspace of the shard.
     pub db: &'a mut Keyspace,
-    /// Milliseconds since 1970; never goes back within a shard.
+    /// Shard time in milliseconds since 1970; never decreases within a shard.
     pub now: i64,
-    /// Where the answer goes.
+    /// Encoder of the reply.
     pub out: Encoder<'a>,
-    /// Where effects go.
+    /// Effects to append to the journal.
     pub fx: &'a mut Effects,
-    /// Whom to tell.
+    /// Change events of the shard.
     pub events: &'a mut Events,
-    /// The client.
+    /// Session of the client.
     pub session: &'a mut Session,
-    /// What all shards and clients of this node share.
+    /// State shared by all shards and clients of this node.
     pub shared: &'a Shared,
-    /// Why it runs.
+    /// Execution mode.
     pub mode: Mode,
-    /// Whether it runs inside EXEC or a script, where nothing may block.
+    /// True inside EXEC or a script, where blocking is not allowed.
     pub nested: bool,
-    /// A script runs it.
+    /// True if a script calls the command.
     pub in_script: bool,
-    /// Changes the running command has made.
+    /// Number of changes made by the running command.
     pub dirty: u64,
     pub(crate) rewritten: bool,
 }
 
 impl<'a> Ctx<'a> {
-    /// Argument `index`, which the arity promises. 0 is the name.
+    /// Argument `index`, whose presence the arity guarantees. 0 is the command name.
     pub fn arg(&self, index: usize) -> &'a [u8] {
         self.args.get(index).unwrap_or_default()
     }
 
-    /// How many arguments there are, the name included.
+    /// Number of arguments, including the command name.
     pub fn argc(&self) -> usize {
         self.args.len()
     }
@@ -80,12 +80,12 @@ impl<'a> Ctx<'a> {
         float(self.arg(index))
     }
 
-    /// Whether argument `index` is this word, whatever its case.
+    /// True if argument `index` is this keyword, ignoring case.
     pub fn is(&self, index: usize, word: &str) -> bool {
         self.arg(index).eq_ignore_ascii_case(word.as_bytes())
     }
 
-    /// The string at a key; an error when it holds something else.
+    /// The string value of a key; WRONGTYPE for other types.
     pub fn string(&mut self, key: &[u8]) -> Result<Option<&[u8]>, Error> {
         match self.db.touch(key) {
             None => Ok(None),
@@ -94,24 +94,24 @@ impl<'a> Ctx<'a> {
         }
     }
 
-    /// The key has changed: transactions that watch it fail, and the command is recorded.
+    /// Signals a modified key: watching transactions abort, and the command is propagated.
     pub fn changed(&mut self, key: &[u8]) {
         self.dirty += 1;
         self.events.on_changed(key);
     }
 
-    /// The key has changed, with a notification.
+    /// Signals a modified key and adds a keyspace notification.
     pub fn changed_with(&mut self, key: &[u8], class: u32, event: &'static str) {
         self.changed(key);
         self.events.notify(class, event, key);
     }
 
-    /// The key holds something that blocked clients may take.
+    /// Signals that the key may serve blocked clients.
     pub fn ready(&mut self, key: &[u8]) {
         self.events.on_ready(key);
     }
 
-    /// Forgets a key, as DEL does. Answers whether it was there.
+    /// Deletes a key as DEL does. Returns whether it existed.
     pub fn delete(&mut self, key: &[u8]) -> bool {
         let was_there = self.db.remove(key);
         if was_there {
@@ -120,7 +120,7 @@ impl<'a> Ctx<'a> {
         was_there
     }
 
-    /// Records these commands in place of the one that runs. May be called several times.
+    /// Propagates this command instead of the running one. May be called several times.
     pub fn rewrite(&mut self, args: &[&[u8]]) {
         self.rewritten = true;
         if self.mode == Mode::Primary {
@@ -128,18 +128,19 @@ impl<'a> Ctx<'a> {
         }
     }
 
-    /// Says that whatever changed needs no record.
-    pub fn record_nothing(&mut self) {
+    /// Propagates nothing for the changes of the running command.
+    pub fn prevent_propagation(&mut self) {
         self.rewritten = true;
     }
 
-    /// Whether the command may make its client wait.
+    /// True if the command may block its client.
     pub fn may_block(&self) -> bool {
         !self.nested && self.mode == Mode::Primary
     }
 
-    /// Makes the client wait until one of `keys` is ready, and then runs the command again. The command must have written
-    /// nothing. `timeout_ms` 0 waits for ever; when time runs out the client gets a null array, or what `on_timeout` says.
+    /// Blocks the client until one of `keys` is ready; the command is then executed again. The command must not have
+    /// written a reply. `timeout_ms` 0 means no timeout; on timeout the client receives the reply given by
+    /// `on_timeout`.
     pub fn block(&mut self, keys: Vec<Box<[u8]>>, timeout_ms: i64, on_timeout: OnTimeout) {
         let deadline = (timeout_ms > 0).then(|| self.now.saturating_add(timeout_ms));
         self.session.block = Some(Block {
@@ -149,11 +150,11 @@ impl<'a> Ctx<'a> {
             command: self.args.to_owned(),
             on_keys: true,
             replicas: None,
-            on_gone: false,
+            wake_on_delete: false,
         });
     }
 
-    /// Runs another command in place, with the answer behind what is written. For EXEC and scripts.
+    /// Executes another command and appends its reply. For EXEC and scripts.
     pub fn call(&mut self, spec: &'static Spec, command: &OwnedArgs) -> bool {
         let protocol = self.out.protocol();
         let mut inner = Ctx {
@@ -176,13 +177,13 @@ impl<'a> Ctx<'a> {
         inner.session.command = number;
         let dirty = inner.dirty;
         self.dirty += dirty;
-        // What the inner command did is recorded by itself.
+        // The inner command has propagated its own effects.
         self.rewritten = true;
         fine
     }
 
-    /// Does what another command does, which is then what is recorded.
-    pub(crate) fn pass_on(&mut self, spec: &'static Spec, command: &OwnedArgs) -> Done {
+    /// Delegates to another command, which is propagated instead of this one.
+    pub(crate) fn delegate_to(&mut self, spec: &'static Spec, command: &OwnedArgs) -> Done {
         let protocol = self.out.protocol();
         let mut inner = Ctx {
             args: command.args(),
@@ -209,27 +210,27 @@ impl<'a> Ctx<'a> {
         done
     }
 
-    /// Runs the command that `args` names, which is `spec`. Answers whether it gave no error.
+    /// Executes the command `spec`, named by `args`. Returns true unless it replied with an error.
     pub(crate) fn run(&mut self, spec: &'static Spec) -> bool {
         let start = self.out.buffer().len();
         let before = self.fx.commands();
-        let began = self.begin_measuring(spec);
+        let began = self.start_timing(spec);
         if let Err(error) = self.check_batch(spec).and_then(|()| self.check_held(spec)) {
             self.out.error(error.0.as_bytes());
             return false;
         }
         self.expire_keys(spec);
         let missing = if self.events.notify & class::NEW == 0 { Vec::new() } else { self.missing_keys(spec) };
-        let told = self.events.notifications.len();
+        let notified = self.events.notifications.len();
         let done = (spec.run)(self);
         for key in missing.iter().filter(|key| self.db.contains(key)) {
-            // Before what the command itself told.
+            // The `new` event precedes the events of the command itself.
             self.events.notify(class::NEW, "new", key);
-            self.events.notifications[told..].rotate_right(1);
+            self.events.notifications[notified..].rotate_right(1);
         }
         let fine = done.is_ok();
         if let Err(error) = done {
-            self.events.tallies.on_failed(self.session.command);
+            self.events.command_stats.on_failed(self.session.command);
             self.out.buffer().truncate(start);
             self.out.error(error.0.as_bytes());
             self.shared.stats.on_error(error.code());
@@ -239,22 +240,22 @@ impl<'a> Ctx<'a> {
         }
         self.db.settle();
         if self.mode == Mode::Primary {
-            self.note_hazards(spec, self.fx.commands() > before);
+            self.update_hazards(spec, self.fx.commands() > before);
         }
         if let Some(began) = began {
-            self.end_measuring(spec, began);
+            self.stop_timing(spec, began);
         }
         if self.session.tracking.is_some() && spec.has(flag::READONLY) {
-            self.remember_reader(spec);
+            self.track_reads(spec);
         }
         if self.shared.monitors.any() && !spec.has(flag::SKIP_MONITOR | flag::ADMIN) {
-            self.show_to_monitors();
+            self.send_to_monitors();
         }
         fine
     }
 
-    /// Whether what a transaction or a script has recorded leaves room for this command: others see all of it or nothing, so
-    /// all of it is held in memory wherever it is replayed.
+    /// Rejects a command that would make the effects of a transaction or script exceed the batch limit. A batch is
+    /// applied atomically, so every node that replays it holds all of it in memory.
     fn check_batch(&self, spec: &'static Spec) -> Result<(), Error> {
         if !self.nested || self.mode != Mode::Primary || !spec.has(flag::WRITE) {
             return Ok(());
@@ -266,8 +267,8 @@ impl<'a> Ctx<'a> {
         Err(Error::err(format_args!("the changes of one transaction or script exceed {max} bytes")))
     }
 
-    /// Whether a command of a transaction or a script touches a slot that is on its way, declared or not. Those that declare
-    /// their keys wait before they begin.
+    /// Replies TRYAGAIN if a command of a transaction or script accesses a slot in migration, whether declared or
+    /// not. Transactions and scripts that declare their keys wait before they start.
     fn check_held(&self, spec: &'static Spec) -> Result<(), Error> {
         let Some(held) = self.events.held.as_ref().filter(|_| self.nested && self.mode == Mode::Primary)
         else {
@@ -281,16 +282,16 @@ impl<'a> Ctx<'a> {
         }
     }
 
-    /// Where the only key of a command lies is worked out once. To be forgotten with the arguments.
-    pub(crate) fn remember_key(&mut self, spec: &'static Spec) {
+    /// Caches the lookup of a single-key command's key. Valid only as long as the arguments.
+    pub(crate) fn cache_key_lookup(&mut self, spec: &'static Spec) {
         if let Keys::Range { first: 1, last: 1, .. } = spec.keys {
             let key = self.arg(1);
             let id = self.db.id_of(key);
-            self.db.remember(key, id);
+            self.db.cache_id(key, id);
         }
     }
 
-    /// The keys of a command that may create them, and that are not there.
+    /// The keys of a write command that do not exist.
     fn missing_keys(&self, spec: &'static Spec) -> Vec<Box<[u8]>> {
         let mut keys = Vec::new();
         if spec.has(flag::WRITE) && self.mode == Mode::Primary {
@@ -300,13 +301,15 @@ impl<'a> Ctx<'a> {
         keys.into_iter().map(|at| self.arg(at).into()).collect()
     }
 
-    /// What a client keeps of what it reads, it hears of when that changes.
-    fn remember_reader(&mut self, spec: &'static Spec) {
-        let Some(wish) = self.session.tracking.clone().filter(|_| self.mode != Mode::Replay) else { return };
+    /// Registers the keys that a tracking client reads in the tracking table.
+    fn track_reads(&mut self, spec: &'static Spec) {
+        let Some(options) = self.session.tracking.clone().filter(|_| self.mode != Mode::Replay) else {
+            return;
+        };
         let keeps = match self.session.caching {
-            _ if wish.broadcast => false,
+            _ if options.broadcast => false,
             Some(keeps) => keeps,
-            None => !wish.opt_in,
+            None => !options.opt_in,
         };
         let mut keys = Vec::new();
         if keeps {
@@ -318,8 +321,8 @@ impl<'a> Ctx<'a> {
         }
     }
 
-    /// Shows the command to those who see all of them. One that waited was shown when it came.
-    pub(crate) fn show_to_monitors(&self) {
+    /// Sends the command to MONITOR clients. A blocked command was sent when it arrived.
+    pub(crate) fn send_to_monitors(&self) {
         if self.mode == Mode::Replay || self.session.resumed {
             return;
         }
@@ -327,36 +330,36 @@ impl<'a> Ctx<'a> {
         self.shared.monitors.show(self.shared.clock.wall_ms() * 1_000, who, &self.args);
     }
 
-    /// Counts the call. Gives the time where it is measured: always, but for fast commands one in many.
-    fn begin_measuring(&mut self, spec: &'static Spec) -> Option<u64> {
-        /// No fast command takes that long.
+    /// Counts the call. Returns the start time if the call is timed: always, except that fast commands are sampled.
+    fn start_timing(&mut self, spec: &'static Spec) -> Option<u64> {
+        /// Upper bound of the execution time of a fast command.
         const FAST_US: i64 = 1_000;
-        /// A command with no more bytes than this copies them in no time.
+        /// A BRIEF command with at most this many argument bytes counts as fast.
         const BRIEF_BYTES: usize = 16 << 10;
         if self.mode == Mode::Replay {
             return None;
         }
         if self.session.resumed {
-            // It was counted when it began to wait; what counts now is what it takes to serve it.
+            // The call was counted when the client blocked; the time measured now is that of serving it.
             return Some(self.shared.clock.monotonic_ns());
         }
         if self.session.away && !self.nested {
-            // It was counted when it left the loop.
+            // The call was counted before it was offloaded from the event loop.
             return Some(self.shared.clock.monotonic_ns());
         }
-        let sampled = self.events.tallies.on_call(self.session.command);
+        let sampled = self.events.command_stats.on_call(self.session.command);
         let slower_than = self.shared.settings.slower_than_us.load(Ordering::Relaxed);
         let is_fast = spec.has(flag::FAST) || spec.has(flag::BRIEF) && self.args.byte_len() <= BRIEF_BYTES;
         let is_measured = sampled || !is_fast || (0..FAST_US).contains(&slower_than);
         is_measured.then(|| self.shared.clock.monotonic_ns())
     }
 
-    fn end_measuring(&mut self, spec: &'static Spec, began: u64) {
+    fn stop_timing(&mut self, spec: &'static Spec, began: u64) {
         if self.session.block.is_some() {
             return;
         }
         let took = self.shared.clock.monotonic_ns().saturating_sub(began);
-        self.events.tallies.on_measured(self.session.command, took);
+        self.events.command_stats.on_timed(self.session.command, took);
         let slower_than = self.shared.settings.slower_than_us.load(Ordering::Relaxed);
         let took_us = (took / 1_000) as i64;
         let is_slow = slower_than >= 0 && took_us >= slower_than;
@@ -366,8 +369,8 @@ impl<'a> Ctx<'a> {
         }
     }
 
-    /// What the command wrote is a hazard for others, and what others wrote to its keys is one for its answer.
-    fn note_hazards(&mut self, spec: &'static Spec, wrote: bool) {
+    /// Marks the hazards of the command's writes, and raises the commit gate of its reply to the hazards of its keys.
+    fn update_hazards(&mut self, spec: &'static Spec, wrote: bool) {
         let events = &mut *self.events;
         let batch = events.hazards.batch;
         match spec.keys {
@@ -399,12 +402,13 @@ impl<'a> Ctx<'a> {
                 events.hazards.mark_all();
             }
         } else if spec.has(flag::WHOLE) {
-            // Everything before it, the batch in the making included.
+            // The reply depends on all previous writes, including the current batch.
             events.gate = events.gate.max(if self.fx.is_empty() { batch - 1 } else { batch });
         }
     }
 
-    /// Lets the keys of the command that have expired go. That is an effect of its own: replicas hide, but never delete.
+    /// Deletes the expired keys of the command. Each deletion is an effect of its own: replicas hide expired keys but
+    /// never delete them.
     fn expire_keys(&mut self, spec: &'static Spec) {
         match self.mode {
             Mode::Replay => return,
@@ -418,7 +422,7 @@ impl<'a> Ctx<'a> {
             return;
         }
         if self.shared.is_paused(true, self.now) {
-            // Nothing changes under CLIENT PAUSE, time or not.
+            // Under CLIENT PAUSE nothing changes, not even by expiry.
             self.db.hide_expired(self.now);
             return;
         }
@@ -433,39 +437,39 @@ impl<'a> Ctx<'a> {
     }
 }
 
-/// Deletes a key because its time has come, and records that.
+/// Deletes an expired key and propagates the deletion.
 pub(crate) fn expire(db: &mut Keyspace, fx: &mut Effects, events: &mut Events, shared: &Shared, key: &[u8]) {
     if db.remove(key) {
         fx.push_slices(&[b"DEL", key]);
         events.hazards.mark(db.id_of(key).hash);
-        events.on_vanished(key);
+        events.on_implicit_delete(key);
         events.notify(class::EXPIRED, "expired", key);
         shared.stats.expired.inc();
     }
 }
 
-/// What a client hears whose time ran out.
+/// The reply to a blocked client on timeout.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum OnTimeout {
     /// A null array (BLPOP).
     NullArray,
     /// A null (BLMOVE).
     Null,
-    /// A number (WAIT).
+    /// An integer (WAIT).
     Number(i64),
 }
 
-/// Reads an integer as Redis does.
+/// Parses an integer as Redis does.
 pub fn int(text: &[u8]) -> Result<i64, Error> {
     parse_i64(text).ok_or(Error::NOT_INTEGER)
 }
 
-/// Reads a float as Redis does.
+/// Parses a float as Redis does.
 pub fn float(text: &[u8]) -> Result<f64, Error> {
     number::parse_f64_in_range(text).ok_or(Error::NOT_FLOAT)
 }
 
-/// Reads the timeout of a blocking command: seconds, perhaps with a fraction. Gives milliseconds.
+/// Parses the timeout of a blocking command in seconds, possibly fractional. Returns milliseconds.
 pub fn timeout_ms(text: &[u8]) -> Result<i64, Error> {
     let seconds = number::parse_timeout(text).ok_or(Error::BAD_TIMEOUT)?;
     if seconds < 0.0 {
@@ -478,13 +482,13 @@ pub fn timeout_ms(text: &[u8]) -> Result<i64, Error> {
     Ok(ms as i64)
 }
 
-/// Writes an answer for a command that does nothing but say OK.
+/// Replies OK for a command without other effects.
 pub fn ok(ctx: &mut Ctx<'_>) -> Done {
     ctx.out.ok();
     Ok(())
 }
 
-/// The arguments for the slow log: at most 32 of at most 128 bytes.
+/// The arguments for the slow log: at most 32, each at most 128 bytes.
 fn shorten(args: &Args<'_>) -> Vec<Vec<u8>> {
     let mut short: Vec<Vec<u8>> = args
         .iter()

@@ -1,10 +1,11 @@
-//! Messages about changes of one shard for clients of another shard's port: they wait here until the changes are committed.
+//! Deferred messages: messages about writes of one shard for clients connected to another shard's port. They wait
+//! here for the commit.
 //!
-//! A client's own answers wait in its connection, for the journal of its shard. A message about another shard cannot wait
-//! there: it would leave before its change is safe. Messages leave in the order in which they came, those that wait for nothing
-//! included.
+//! A client's own replies wait in its connection, for the journal of its shard. A message about another shard cannot
+//! wait there: it would be sent before its write is committed. Messages are sent in the order of arrival, including
+//! those that need no commit.
 //!
-//! Bounded: what waits counts towards the output buffer of its client ([`Mailbox::defer`]).
+//! Bounded: waiting messages count towards the client output buffer ([`Mailbox::defer`]).
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -18,13 +19,13 @@ use crate::session::Mailbox;
 use crate::shard::Shard;
 use crate::shared::lock;
 
-/// The messages of one shard that wait.
+/// The messages of one shard that wait for a commit.
 #[derive(Default)]
 pub struct Deferred {
     waiting: Mutex<VecDeque<Waiting>>,
     any: AtomicBool,
-    /// Given when something came, or was committed.
-    pub(crate) news: Notify,
+    /// Notified when a message is queued or the commit advances.
+    pub(crate) wakeup: Notify,
 }
 
 struct Waiting {
@@ -35,7 +36,7 @@ struct Waiting {
 }
 
 impl Deferred {
-    /// Sends a message when the journal is committed up to `end`. `voided` is the shard's count of voided answers.
+    /// Sends a message once the journal is committed up to `end`. `voided` is the shard's count of voided replies.
     pub(crate) fn send(&self, mailbox: &Arc<Mailbox>, bytes: Bytes, end: i64, voided: u64) {
         let mut waiting = lock(&self.waiting);
         if end == 0 && waiting.is_empty() {
@@ -43,22 +44,23 @@ impl Deferred {
             return mailbox.push(bytes);
         }
         if !mailbox.defer(bytes.len()) {
-            // It reads too slowly, and is disconnected.
+            // The client output buffer limit is exceeded: the client is disconnected.
             return mailbox.wake();
         }
         let end = end.max(waiting.back().map_or(0, |last| last.end));
         waiting.push_back(Waiting { end, voided, bytes, mailbox: Arc::clone(mailbox) });
         self.any.store(true, Ordering::Release);
         drop(waiting);
-        self.news.notify_one();
+        self.wakeup.notify_one();
     }
 
-    /// Whether anything waits.
+    /// True if any message waits.
     pub(crate) fn any(&self) -> bool {
         self.any.load(Ordering::Acquire)
     }
 
-    /// Sends what is committed by now. What was made under an earlier count of voided answers is dropped: its change may be lost.
+    /// Sends the messages that are committed. Messages created under an earlier count of voided replies are dropped:
+    /// their write may be lost.
     pub(crate) fn release(&self, committed: i64, voided: u64) {
         let mut waiting = lock(&self.waiting);
         while let Some(first) = waiting.front() {
@@ -77,17 +79,18 @@ impl Deferred {
 }
 
 impl Shard {
-    /// What a message waits for that tells of this shard up to `end`.
+    /// The commit gate of a message about this shard up to the journal end `end`.
     pub(crate) fn message_gate(&self, end: i64) -> Gate {
         let (voided, deferred) = (self.voided(), Some(Arc::clone(&self.deferred)));
         Gate { shard: Some(self.index), end, voided, deferred }
     }
 
-    /// Sends messages to clients of other shards as the journal is committed. One task for the shard.
+    /// Sends deferred messages to clients of other shards as the commit advances. One task per shard.
     pub async fn send_deferred(self: Arc<Self>) {
         loop {
-            self.deferred.news.notified().await;
-            // In this order: the count goes up before a journal that was cut can be committed further.
+            self.deferred.wakeup.notified().await;
+            // `committed` is read first: the count of voided replies increases before a truncated journal can commit
+            // further.
             let committed = self.committed();
             self.deferred.release(committed, self.voided());
         }
@@ -99,7 +102,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn messages_wait_for_their_commit_in_order_and_void_ones_are_dropped() {
+    fn deferred_messages_wait_for_commit_in_order_and_void_ones_are_dropped() {
         let (deferred, mailbox) = (Deferred::default(), Arc::new(Mailbox::default()));
         let texts = || -> Vec<Bytes> { mailbox.take().pushes.into_iter().map(|push| push.bytes).collect() };
         let send = |text: &'static str, end, voided| {
@@ -116,6 +119,6 @@ mod tests {
         deferred.release(5, 1);
         assert_eq!(texts(), ["a", "b"]);
         deferred.release(20, 2);
-        assert!(texts().is_empty() && !deferred.any(), "its change may be lost");
+        assert!(texts().is_empty() && !deferred.any(), "the write may be lost");
     }
 }

@@ -1,19 +1,19 @@
-//! What commands did, as it goes into the journal.
+//! Effects: the commands that a shard appends to its journal for replication and replay.
 //!
-//! A *batch* is what one turn did, or one MULTI or script: the time of the primary, then commands that give the same result
-//! wherever and whenever they are replayed (no relative time, no randomness, no refusal). Replaying is running the commands,
-//! so that there is one implementation of each change. A batch is applied whole or not at all.
+//! A *batch* is the effect of one turn, one MULTI or one script: the time of the primary, then commands that give the
+//! same result wherever and whenever they are replayed (no relative time, no randomness, no rejection). Replay
+//! executes the commands, so that every change has one implementation. A batch is applied atomically.
 //!
-//! A batch of up to [`FrameLimits::frame`] bytes is one frame of the journal. A larger one is a *group*: consecutive frames
-//! with a piece each, of which the first begins the group and the last commits it. A group that another frame follows
-//! before its last piece was begun by a primary that lost its lead, and is discarded.
+//! A batch of up to [`FrameLimits::frame`] bytes is one journal frame. A larger one is a *group*: consecutive frames
+//! with one piece each, of which the first starts the group and the last commits it. A group that is followed by
+//! another frame before its last piece was started by a primary that lost leadership; it is discarded.
 //!
-//! Payload of a frame: version (1), time in milliseconds (8); version 1: commands; version 2: number of the piece from 0 on
-//! (4), whether it is the last (1), a piece of the commands, cut anywhere. A command is the number of its arguments and, for
-//! each, its length and bytes. Numbers in commands are varints: seven bits a byte, low ones first.
+//! Frame payload: version (1), time in milliseconds (8); version 1: commands; version 2: piece number from 0 (4),
+//! last-piece flag (1), a piece of the commands, split at any byte. A command is the number of its arguments and, for
+//! each, its length and bytes. Numbers in commands are varints: seven bits per byte, low bits first.
 //!
-//! Invariants: the frames that wait for the journal ([`Effects::queued`]) have their journal positions already, in their order;
-//! only the batch in the making can still grow.
+//! Invariants: the frames queued for the journal ([`Effects::queued`]) already have their journal offsets, in order;
+//! only the current batch can still grow.
 
 use std::collections::VecDeque;
 
@@ -21,47 +21,47 @@ use bytes::{Buf, BufMut, Bytes, BytesMut};
 
 use moim_wire_resp::OwnedArgs;
 
-/// A whole batch.
+/// Payload version of a complete batch.
 const BATCH: u8 = 1;
-/// A piece of a group.
+/// Payload version of a piece of a group.
 const PIECE: u8 = 2;
 const HEADER: usize = 9;
 const PIECE_HEADER: usize = HEADER + 5;
 
-/// How large the frames of a shard are. There is no limit on reading that is not one of these: a group has any number of
-/// pieces, and the journal itself reads every frame that it takes.
+/// Frame sizes of a shard. Reading has no other limits: a group has any number of pieces, and the journal reads every
+/// frame that it accepted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FrameLimits {
-    /// The most bytes of effects in one frame; a larger batch becomes a group of such pieces.
+    /// Maximum bytes of effects in one frame; a larger batch becomes a group of such pieces.
     pub frame: usize,
-    /// The most bytes that the commands of one MULTI or script may record. The call that would exceed it fails.
+    /// Maximum bytes of effects of one MULTI or script. The call that would exceed it fails.
     pub batch: usize,
-    /// Bytes that may wait for a busy journal before writes are held back.
+    /// Bytes that may be queued for a busy journal before writes are throttled.
     pub queue: usize,
 }
 
 impl Default for FrameLimits {
     fn default() -> Self {
-        // One batch holds the largest request that clients may send; a frame is no more than a follower fetches at once.
+        // A batch holds the largest request that clients may send; a frame does not exceed one fetch of a follower.
         Self { frame: 8 << 20, batch: moim_wire_resp::Limits::default().request, queue: 64 << 20 }
     }
 }
 
-/// A frame that waits for the journal.
+/// A frame queued for the journal.
 pub struct Queued {
     time_ms: i64,
-    /// The number of the piece and whether it is the last; `None` for a whole batch.
+    /// Piece number and last-piece flag; `None` for a complete batch.
     piece: Option<(u32, bool)>,
     commands: Bytes,
 }
 
 impl Queued {
-    /// The time it was done.
+    /// Shard time of the effects.
     pub fn time_ms(&self) -> i64 {
         self.time_ms
     }
 
-    /// What goes into the journal.
+    /// The encoded payload.
     pub fn payload(&self) -> Vec<u8> {
         let mut payload = Vec::with_capacity(PIECE_HEADER + self.commands.len());
         payload.put_u8(if self.piece.is_some() { PIECE } else { BATCH });
@@ -75,12 +75,12 @@ impl Queued {
     }
 }
 
-/// The effects that have not been appended yet: frames that wait, and the batch in the making.
+/// Effects not yet appended: the queued frames and the current batch.
 #[derive(Default)]
 pub struct Effects {
     buffer: BytesMut,
     commands: usize,
-    /// Where the effects of the running command begin in the buffer; 0 or past the header.
+    /// Start of the running command's effects in the buffer; 0 or past the header.
     mark: usize,
     queue: VecDeque<Queued>,
     queued_bytes: usize,
@@ -88,17 +88,17 @@ pub struct Effects {
 }
 
 impl Effects {
-    /// Effects with limits of their own.
+    /// Effects with the given limits.
     pub fn with_limits(limits: FrameLimits) -> Self {
         Self { limits, ..Self::default() }
     }
 
-    /// The limits.
+    /// The frame limits.
     pub fn limits(&self) -> FrameLimits {
         self.limits
     }
 
-    /// Adds a command.
+    /// Appends a command to the current batch.
     pub fn push<'a>(&mut self, args: impl ExactSizeIterator<Item = &'a [u8]>) {
         if self.buffer.is_empty() {
             self.buffer.put_u8(BATCH);
@@ -112,55 +112,55 @@ impl Effects {
         self.commands += 1;
     }
 
-    /// Adds a command given as slices.
+    /// Appends a command given as slices.
     pub fn push_slices(&mut self, args: &[&[u8]]) {
         self.push(args.iter().copied());
     }
 
-    /// Commands in the batch in the making.
+    /// Number of commands in the current batch.
     pub fn commands(&self) -> usize {
         self.commands
     }
 
-    /// Whether the batch in the making is empty.
+    /// True if the current batch is empty.
     pub fn is_empty(&self) -> bool {
         self.commands == 0
     }
 
-    /// Whether there is nothing to append.
+    /// True if there is nothing to append to the journal.
     pub fn is_settled(&self) -> bool {
         self.commands == 0 && self.queue.is_empty()
     }
 
-    /// Bytes of the batch in the making.
+    /// Bytes of the current batch.
     pub fn len(&self) -> usize {
         self.buffer.len()
     }
 
-    /// A command begins: what is recorded from here on belongs together.
+    /// Marks the start of a command: effects from here on belong together.
     #[inline]
     pub fn mark(&mut self) {
         self.mark = self.buffer.len();
     }
 
-    /// Bytes that were recorded since [`Effects::mark`].
+    /// Bytes of effects since [`Effects::mark`].
     pub fn marked_len(&self) -> usize {
         self.buffer.len() - self.mark
     }
 
-    /// Whether the batch in the making does not fit one frame.
+    /// True if the current batch exceeds one frame.
     #[inline]
     pub fn is_large(&self) -> bool {
         self.buffer.len() > self.limits.frame
     }
 
-    /// Whether so much waits for the journal that writes have to wait, too.
+    /// True if so many bytes are queued for the journal that writes must wait.
     #[inline]
     pub fn is_congested(&self) -> bool {
         self.queued_bytes > self.limits.queue
     }
 
-    /// The payload of a frame, stamped with the time; and begins a new one with [`Effects::clear_batch`].
+    /// The frame payload of the current batch, stamped with the time. [`Effects::clear_batch`] starts a new batch.
     pub fn payload(&mut self, time_ms: i64) -> &[u8] {
         if self.buffer.len() >= HEADER {
             self.buffer[1..HEADER].copy_from_slice(&time_ms.to_le_bytes());
@@ -168,22 +168,23 @@ impl Effects {
         &self.buffer
     }
 
-    /// Forgets the batch in the making. The memory is kept unless it was unusually much.
+    /// Clears the current batch. The buffer is kept unless it is unusually large.
     pub fn clear_batch(&mut self) {
         const KEEP: usize = 1 << 20;
         (self.commands, self.mark) = (0, 0);
         if self.buffer.capacity() > KEEP { self.buffer = BytesMut::new() } else { self.buffer.clear() }
     }
 
-    /// Forgets everything.
+    /// Clears the current batch and the queued frames.
     pub fn clear(&mut self) {
         self.clear_batch();
         self.queue.clear();
         self.queued_bytes = 0;
     }
 
-    /// Ends the batch in the making: its frames wait for the journal. Commands before the mark have a frame of their own if
-    /// the batch is large, because their answers wait for no more than that frame. Gives whether a group was begun.
+    /// Seals the current batch: its frames are queued for the journal. If the batch is large, commands before the
+    /// mark get a frame of their own, because their replies wait for no more than that frame. Returns true if a group
+    /// was started.
     pub fn seal(&mut self, time_ms: i64) -> bool {
         let mut batch = std::mem::take(&mut self.buffer);
         let mark = std::mem::take(&mut self.mark);
@@ -218,18 +219,18 @@ impl Effects {
         self.queue.push_back(Queued { time_ms, piece, commands });
     }
 
-    /// Frames that wait for the journal.
+    /// Number of frames queued for the journal.
     pub fn queued(&self) -> i64 {
         self.queue.len() as i64
     }
 
-    /// The frame that goes next.
+    /// The next frame to append.
     pub fn front(&self) -> Option<&Queued> {
         self.queue.front()
     }
 
-    /// The journal has taken the frame that was next.
-    pub fn on_taken(&mut self) {
+    /// Removes the next frame: the journal has accepted it.
+    pub fn on_appended(&mut self) {
         if let Some(taken) = self.queue.pop_front() {
             self.queued_bytes -= taken.commands.len();
         }
@@ -239,27 +240,27 @@ impl Effects {
 /// Why a payload cannot be replayed.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub enum BadEffects {
-    /// Written by a newer program.
+    /// Unknown payload version, written by a newer program.
     #[error("effects of version {0}; this program knows {BATCH} and {PIECE}")]
     Version(u8),
-    /// Not what was written, although its checksum is right: a bug.
+    /// Truncated payload with a valid checksum: a bug in the writer.
     #[error("effects that end in the middle of a command")]
     Truncated,
-    /// A piece that does not follow the one before it.
+    /// A piece does not follow its predecessor.
     #[error("piece {0} of a group without the piece before it")]
     Piece(u32),
 }
 
-/// A payload that was read.
+/// A decoded payload.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Frame<'a> {
-    /// A whole batch: its time, and its commands in order.
+    /// A complete batch: its time and its commands in order.
     Batch(i64, Vec<OwnedArgs>),
     /// A piece of a group.
     Piece(Piece<'a>),
 }
 
-/// See [`Frame`].
+/// A piece of a group, see [`Frame`].
 #[derive(Debug, PartialEq, Eq)]
 pub struct Piece<'a> {
     time_ms: i64,
@@ -268,7 +269,7 @@ pub struct Piece<'a> {
     commands: &'a [u8],
 }
 
-/// Reads a payload.
+/// Decodes a payload.
 pub fn parse(payload: &[u8]) -> Result<Frame<'_>, BadEffects> {
     let (header, mut rest) = payload.split_at_checked(HEADER).ok_or(BadEffects::Truncated)?;
     let time_ms = i64::from_le_bytes(header[1..].try_into().map_err(|_| BadEffects::Truncated)?);
@@ -289,7 +290,7 @@ pub fn parse(payload: &[u8]) -> Result<Frame<'_>, BadEffects> {
     }
 }
 
-/// Reads the payload of a whole batch: the time, and the commands in order.
+/// Decodes the payload of a complete batch: the time and the commands in order.
 pub fn read(payload: &[u8]) -> Result<(i64, Vec<OwnedArgs>), BadEffects> {
     match parse(payload)? {
         Frame::Batch(time_ms, commands) => Ok((time_ms, commands)),
@@ -297,34 +298,34 @@ pub fn read(payload: &[u8]) -> Result<(i64, Vec<OwnedArgs>), BadEffects> {
     }
 }
 
-/// Puts groups together, frame by frame.
+/// Reassembles groups, frame by frame.
 #[derive(Default)]
 pub struct Groups {
     open: Option<Open>,
 }
 
-/// A group that was begun.
+/// An incomplete group.
 struct Open {
-    /// The next piece.
+    /// Number of the next piece.
     next: u32,
-    /// The commands that are whole.
+    /// The complete commands so far.
     commands: Vec<OwnedArgs>,
-    /// The beginning of the one that is not.
+    /// The start of the incomplete command.
     rest: BytesMut,
 }
 
 impl Groups {
-    /// Whether a group was begun and not ended.
+    /// True if a group is incomplete.
     pub fn is_open(&self) -> bool {
         self.open.is_some()
     }
 
-    /// No more pieces will come: what was begun never happened.
+    /// Discards an incomplete group: no more pieces will follow, so it was never committed.
     pub fn discard(&mut self) {
         self.open = None;
     }
 
-    /// Takes the next frame of the journal; gives a batch that is whole with it. `None` inside of a group.
+    /// Processes the next journal frame; returns the batch that it completes. `None` inside a group.
     pub fn take(&mut self, frame: Frame<'_>) -> Result<Option<(i64, Vec<OwnedArgs>)>, BadEffects> {
         let piece = match frame {
             Frame::Batch(time_ms, commands) => {
@@ -357,7 +358,7 @@ impl Groups {
     }
 }
 
-/// Takes the first command off the bytes; `None`, and nothing taken, when they end before it does.
+/// Decodes the first command and consumes it; `None`, consuming nothing, if it is incomplete.
 fn take_command(from: &mut &[u8]) -> Result<Option<OwnedArgs>, BadEffects> {
     let mut rest = *from;
     let mut args: Vec<&[u8]> = Vec::new();
@@ -380,7 +381,7 @@ fn put_varint(into: &mut BytesMut, mut number: usize) {
     into.put_u8(number as u8);
 }
 
-/// A number; `None` when the bytes end before it does.
+/// Decodes a varint; `None` if it is incomplete.
 fn get_varint(from: &mut &[u8]) -> Result<Option<usize>, BadEffects> {
     let mut number = 0usize;
     for shift in (0..63).step_by(7) {

@@ -1,21 +1,22 @@
-//! Who must hear of a change: transactions that watch a key, clients that block on one, subscribers of notifications.
+//! Change events of a shard: WATCH invalidation, ready keys for blocked clients, keyspace notifications and tracking
+//! invalidations.
 //!
-//! Commands only say what happened. WATCH is settled at once, because EXEC runs under the same lock; clients that block
-//! on keys are served after the command, in the order in which they came; notifications are sent with the command's
-//! commit, never before.
+//! Commands only report what happened. Watched keys are marked dirty immediately, because EXEC runs under the same
+//! lock. Blocked clients are served after the command, in the order in which they blocked. Notifications are sent
+//! with the commit of the command, never before.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use hashbrown::HashMap;
 
+use crate::command_stats::CommandStats;
 use crate::hazard::Hazards;
 use crate::pubsub::Gate;
 use crate::shared::Shared;
 use crate::slot_set::SlotSet;
-use crate::tally::Tallies;
 
-/// Set when a key that a client watches has changed.
+/// Set when a key watched by a client is modified.
 pub type WatchFlag = Arc<AtomicBool>;
 
 /// Classes of keyspace notifications, as in `notify-keyspace-events`.
@@ -38,53 +39,53 @@ pub mod class {
     pub const ALL: u32 = GENERIC | STRING | LIST | SET | HASH | ZSET | EXPIRED | EVICTED | STREAM | MODULE;
 }
 
-/// What happened to a key.
+/// One keyspace event.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Notification {
-    /// Its class.
+    /// Event class, see [`class`].
     pub class: u32,
-    /// `set`, `expired` …
+    /// Event name: `set`, `expired` …
     pub event: &'static str,
-    /// The key.
+    /// The affected key.
     pub key: Box<[u8]>,
 }
 
-/// The changes of a shard that others wait for.
+/// The pending events of a shard.
 #[derive(Default)]
 pub struct Events {
     watched: HashMap<Box<[u8]>, Vec<(u64, WatchFlag)>>,
-    /// Keys that may serve a blocked client now.
+    /// Ready keys: they may serve a blocked client now.
     pub ready: Vec<Box<[u8]>>,
-    /// How many clients block; nobody notes ready keys while there is none.
+    /// Number of blocked clients; ready keys are not collected while it is 0.
     pub blocked: usize,
-    /// Keys that clients wait for who also want to hear that one is gone, with how many those are.
-    minded: HashMap<Box<[u8]>, usize>,
-    /// Slots on their way, here or away: no command touches them.
+    /// Keys whose deletion wakes a blocked client (XREADGROUP), with the number of such clients.
+    delete_watchers: HashMap<Box<[u8]>, usize>,
+    /// Slots in migration, importing or migrating: no command accesses them.
     pub(crate) held: Option<SlotSet>,
-    /// To be sent when the command commits.
+    /// Keyspace notifications to send when the command commits.
     pub notifications: Vec<Notification>,
-    /// Whether clients of this shard keep what they read, and hear of changes.
-    pub tracked: bool,
-    /// What they hear of when the command commits: keys and who changed them, and whether it is all of them.
-    pub invalid: Vec<(Box<[u8]>, u64)>,
-    /// See `invalid`.
-    pub all_invalid: bool,
-    /// Whose command runs.
+    /// True if a client of this shard has tracking enabled.
+    pub tracking_enabled: bool,
+    /// Modified keys with the client that wrote them: invalidated in the tracking table when the command commits.
+    pub invalidations: Vec<(Box<[u8]>, u64)>,
+    /// All keys were modified (FLUSHALL): everything is invalidated.
+    pub invalidate_all: bool,
+    /// Id of the client whose command runs; 0 for expiry and eviction.
     pub writer: u64,
-    /// Which notifications anybody wants.
+    /// Notification classes that are enabled.
     pub notify: u32,
-    /// Clients that CLIENT UNBLOCK lets go: id, and whether with an error.
+    /// Clients to unblock for CLIENT UNBLOCK: id, and whether with an error.
     pub unblocked: Vec<(u64, bool)>,
-    /// How often commands ran, and how long they took.
-    pub tallies: Tallies,
-    /// Which keys have changes that are not committed.
+    /// Command statistics: calls and execution time.
+    pub command_stats: CommandStats,
+    /// Keys with uncommitted changes.
     pub hazards: Hazards,
-    /// The journal end that the answer of the running command waits for.
+    /// The journal end that must be committed before the reply of the running command is sent.
     pub gate: i64,
 }
 
 impl Events {
-    /// A client watches a key.
+    /// Adds a watched key of a client.
     pub fn watch(&mut self, client: u64, key: &[u8], flag: &WatchFlag) {
         let watchers = self.watched.entry(key.into()).or_default();
         if !watchers.iter().any(|(who, _)| *who == client) {
@@ -92,7 +93,7 @@ impl Events {
         }
     }
 
-    /// A client watches it no more.
+    /// Removes a watched key of a client.
     pub fn unwatch(&mut self, client: u64, key: &[u8]) {
         if let Some(watchers) = self.watched.get_mut(key) {
             watchers.retain(|(who, _)| *who != client);
@@ -102,7 +103,7 @@ impl Events {
         }
     }
 
-    /// A key has changed.
+    /// Signals a modified key.
     #[inline]
     pub fn on_changed(&mut self, key: &[u8]) {
         if !self.watched.is_empty()
@@ -110,55 +111,55 @@ impl Events {
         {
             watchers.iter().for_each(|(_, flag)| flag.store(true, Ordering::Release));
         }
-        if !self.minded.is_empty() && self.minded.contains_key(key) {
+        if !self.delete_watchers.is_empty() && self.delete_watchers.contains_key(key) {
             self.on_ready(key);
         }
-        if self.tracked {
-            self.invalid.push((key.into(), self.writer));
+        if self.tracking_enabled {
+            self.invalidations.push((key.into(), self.writer));
         }
     }
 
-    /// A key is gone by nobody's hand: its time has come, or others needed the room.
-    pub fn on_vanished(&mut self, key: &[u8]) {
+    /// Signals a key removed by expiry or eviction, not by a client.
+    pub fn on_implicit_delete(&mut self, key: &[u8]) {
         let writer = std::mem::take(&mut self.writer);
         self.on_changed(key);
         self.writer = writer;
     }
 
-    /// A client waits for a key and wants to hear that it is gone.
-    pub fn mind(&mut self, key: &[u8]) {
-        *self.minded.entry(key.into()).or_default() += 1;
+    /// Registers a blocked client that is woken when the key is deleted.
+    pub fn wake_on_delete(&mut self, key: &[u8]) {
+        *self.delete_watchers.entry(key.into()).or_default() += 1;
     }
 
-    /// It waits no more.
-    pub fn unmind(&mut self, key: &[u8]) {
-        if let Some(clients) = self.minded.get_mut(key) {
+    /// Removes a registration of [`Events::wake_on_delete`].
+    pub fn cancel_wake_on_delete(&mut self, key: &[u8]) {
+        if let Some(clients) = self.delete_watchers.get_mut(key) {
             *clients -= 1;
             if *clients == 0 {
-                self.minded.remove(key);
+                self.delete_watchers.remove(key);
             }
         }
     }
 
-    /// Keys may have changed unseen: they were elsewhere, or the keyspace is another one. Transactions that watch one of them
-    /// fail, whether it is there or not.
+    /// Marks the watching transactions dirty for keys that may have changed unobserved, because they were on another
+    /// node or the keyspace was replaced. This applies whether the key exists or not.
     pub(crate) fn invalidate_watches(&self, of: impl Fn(&[u8]) -> bool) {
         let watched = self.watched.iter().filter(|(key, _)| of(key));
         watched.flat_map(|(_, watchers)| watchers).for_each(|(_, flag)| flag.store(true, Ordering::Release));
     }
 
-    /// Every key has changed; `was_there` says which count.
+    /// Signals that all keys were modified; `was_there` selects the watched keys that count.
     pub fn on_all_changed(&mut self, was_there: impl Fn(&[u8]) -> bool) {
         for (key, watchers) in self.watched.iter().filter(|(key, _)| was_there(key)) {
             let _ = key;
             watchers.iter().for_each(|(_, flag)| flag.store(true, Ordering::Release));
         }
-        self.all_invalid = self.tracked;
-        let minded: Vec<Box<[u8]>> = self.minded.keys().cloned().collect();
-        minded.iter().for_each(|key| self.on_ready(key));
+        self.invalidate_all = self.tracking_enabled;
+        let delete_watchers: Vec<Box<[u8]>> = self.delete_watchers.keys().cloned().collect();
+        delete_watchers.iter().for_each(|key| self.on_ready(key));
     }
 
-    /// A key holds something that blocked clients may take.
+    /// Signals that a key may serve a blocked client.
     #[inline]
     pub fn on_ready(&mut self, key: &[u8]) {
         if self.blocked > 0 && !self.ready.iter().any(|ready| **ready == *key) {
@@ -166,18 +167,18 @@ impl Events {
         }
     }
 
-    /// Tells those who keep what they read which of it is old.
-    pub fn tell_invalid(&mut self, shared: &Shared, gate: &Gate) {
-        if std::mem::take(&mut self.all_invalid) {
+    /// Sends the collected invalidations to tracking clients.
+    pub fn send_invalidations(&mut self, shared: &Shared, gate: &Gate) {
+        if std::mem::take(&mut self.invalidate_all) {
             shared.tracking.on_all_changed(gate, &shared.pubsub);
         }
-        if !self.invalid.is_empty() {
-            let invalid = std::mem::take(&mut self.invalid);
-            self.tracked = shared.tracking.on_changed(&invalid, gate, &shared.pubsub);
+        if !self.invalidations.is_empty() {
+            let invalidations = std::mem::take(&mut self.invalidations);
+            self.tracking_enabled = shared.tracking.on_changed(&invalidations, gate, &shared.pubsub);
         }
     }
 
-    /// Something happened that subscribers may want to hear.
+    /// Adds a keyspace notification if its class is enabled.
     #[inline]
     pub fn notify(&mut self, class: u32, event: &'static str, key: &[u8]) {
         if self.notify & class != 0 {
@@ -191,7 +192,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_those_who_watch_a_key_hear_of_it() {
+    fn only_watchers_of_a_modified_key_are_marked_dirty() {
         let mut events = Events::default();
         let (one, two) = (WatchFlag::default(), WatchFlag::default());
         events.watch(1, b"a", &one);
@@ -204,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn ready_keys_are_noted_once_and_only_for_somebody() {
+    fn ready_keys_are_collected_once_and_only_while_clients_block() {
         let mut events = Events::default();
         events.on_ready(b"a");
         assert!(events.ready.is_empty());

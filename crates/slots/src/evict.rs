@@ -1,10 +1,11 @@
-//! Letting keys go when memory is short.
+//! Eviction (`maxmemory-policy`).
 //!
-//! As Redis does it: draw a few keys, keep the best candidates of this and earlier draws in a pool, let the best of all go, until
-//! there is room. Evictions are effects (replicas and the journal must agree), so they are recorded like deletions.
+//! The algorithm of Redis: sample a few keys, keep the best candidates of this and earlier samples in the eviction
+//! pool, and evict the best of all until memory is below the limit. Evictions are effects (replicas and the journal
+//! must agree), so they are propagated like deletions.
 //!
-//! A draw must be fair: every key as likely as any other, however keys are spread over slots and whenever they expire. Otherwise
-//! keys that are used all the time are drawn more often than others and go before them.
+//! Sampling must be uniform over the keys, regardless of their distribution over slots and of their expire times.
+//! Otherwise hot keys would be sampled more often than others and evicted before them.
 
 use crate::SLOTS;
 use crate::effects::Effects;
@@ -13,53 +14,53 @@ use crate::keyspace::Keyspace;
 use crate::settings::Policy;
 use crate::shared::Shared;
 
-/// Candidates that are remembered from draw to draw.
+/// Size of the eviction pool.
 const POOL: usize = 16;
-/// Draws for one key that expires, before they are counted through.
+/// Random samples for a key with an expire time before falling back to a scan.
 const TRIES: usize = 512;
-/// Draws by the same sizes of slots.
-const DRAWS: usize = 4_096;
+/// Samples drawn with the same cumulative slot sizes.
+const MAX_DRAWN: usize = 4_096;
 
-/// A key that may go.
+/// A candidate in the eviction pool.
 struct Candidate {
     key: Vec<u8>,
-    /// How much it deserves to go: seconds without use, or how rarely it is used.
+    /// Eviction score: idle seconds, or the inverse of the access frequency.
     score: u32,
 }
 
-/// What eviction remembers of a keyspace.
+/// Eviction state of a keyspace.
 #[derive(Default)]
 pub struct Evictor {
-    /// The best candidates so far, the best last.
+    /// The eviction pool, best candidate last.
     pool: Vec<Candidate>,
     policy: Option<Policy>,
     sizes: Sizes,
 }
 
-/// How many keys lie in the slots up to each. Older than the keyspace by some keys: a draw need not be exact.
+/// Cumulative number of keys by slot. May be stale by some keys: sampling need not be exact.
 #[derive(Default)]
 struct Sizes {
     up_to: Vec<usize>,
     keys: usize,
-    draws: usize,
+    drawn: usize,
 }
 
 impl Sizes {
-    /// Some key, each as likely as any other.
-    fn draw(&mut self, db: &Keyspace) -> Option<Vec<u8>> {
+    /// Samples a key uniformly.
+    fn sample(&mut self, db: &Keyspace) -> Option<Vec<u8>> {
         let changed = self.keys.abs_diff(db.len());
-        if self.up_to.is_empty() || self.draws >= DRAWS || changed * 16 > db.len() {
+        if self.up_to.is_empty() || self.drawn >= MAX_DRAWN || changed * 16 > db.len() {
             let mut total = 0;
             self.up_to.clear();
             self.up_to.extend((0..SLOTS as u16).map(|slot| {
                 total += db.slot_len(slot);
                 total
             }));
-            (self.keys, self.draws) = (db.len(), 0);
+            (self.keys, self.drawn) = (db.len(), 0);
         }
-        self.draws += 1;
+        self.drawn += 1;
         let total = self.up_to.last().copied().filter(|total| *total > 0)?;
-        // A slot may be empty by now: then the next draw hits another.
+        // A slot may be empty by now: the next sample hits another one.
         (0..64).find_map(|_| {
             let at = fastrand::usize(..total);
             let slot = self.up_to.partition_point(|up_to| *up_to <= at);
@@ -67,16 +68,16 @@ impl Sizes {
         })
     }
 
-    /// Some key that expires one day, each as likely as any other.
-    fn draw_expiring(&mut self, db: &Keyspace) -> Option<Vec<u8>> {
+    /// Samples a key with an expire time uniformly.
+    fn sample_expiring(&mut self, db: &Keyspace) -> Option<Vec<u8>> {
         let expiring = db.expiring();
         if expiring == 0 {
             return None;
         }
-        // Of few it is quicker to count them through than to meet one by chance.
+        // If few keys expire, selecting one by index is cheaper than rejection sampling.
         if expiring > TRIES {
             for _ in 0..TRIES {
-                let key = self.draw(db)?;
+                let key = self.sample(db)?;
                 if db.expiry(&key).flatten().is_some() {
                     return Some(key);
                 }
@@ -87,8 +88,8 @@ impl Sizes {
 }
 
 impl Evictor {
-    /// Frees memory until `is_enough` says so. Answers whether that was possible.
-    pub fn make_room(
+    /// Evicts keys until `is_enough` returns true. Returns false if that was not possible.
+    pub fn maybe_evict(
         &mut self,
         db: &mut Keyspace,
         fx: &mut Effects,
@@ -109,7 +110,7 @@ impl Evictor {
             }
             fx.push_slices(&[b"DEL", &key]);
             events.hazards.mark(db.id_of(&key).hash);
-            events.on_vanished(&key);
+            events.on_implicit_delete(&key);
             events.notify(class::EVICTED, "evicted", &key);
             shared.stats.evicted.inc();
         }
@@ -120,8 +121,8 @@ impl Evictor {
         let volatile = matches!(policy, Policy::VolatileLru | Policy::VolatileLfu);
         match policy {
             Policy::NoEviction => None,
-            Policy::AllKeysRandom => self.sizes.draw(db),
-            Policy::VolatileRandom => self.sizes.draw_expiring(db),
+            Policy::AllKeysRandom => self.sizes.sample(db),
+            Policy::VolatileRandom => self.sizes.sample_expiring(db),
             Policy::VolatileTtl => db.next_to_expire().map(<[u8]>::to_vec),
             Policy::AllKeysLru | Policy::VolatileLru => {
                 let clock = (now / 1_000) as u32 & 0xff_ffff;
@@ -135,7 +136,7 @@ impl Evictor {
         }
     }
 
-    /// Draws, and takes the best of all candidates.
+    /// Samples keys and returns the best candidate.
     fn best(
         &mut self,
         db: &Keyspace,
@@ -144,21 +145,21 @@ impl Evictor {
         score: impl Fn(&[u8]) -> Option<u32>,
     ) -> Option<Vec<u8>> {
         for _ in 0..samples {
-            let drawn = if volatile { self.sizes.draw_expiring(db) } else { self.sizes.draw(db) };
+            let drawn = if volatile { self.sizes.sample_expiring(db) } else { self.sizes.sample(db) };
             let Some(key) = drawn else { break };
             if let Some(score) = score(&key) {
                 self.remember(key, score);
             }
         }
-        // One that was used or is gone since it was drawn is judged anew.
+        // A candidate that was accessed or deleted since it was sampled is reevaluated.
         while let Some(candidate) = self.pool.pop() {
             let is_eligible = !volatile || db.expiry(&candidate.key).flatten().is_some();
             if is_eligible && score(&candidate.key).is_some_and(|now| now >= candidate.score) {
                 return Some(candidate.key);
             }
         }
-        // Every candidate was used since: whatever is drawn next must do.
-        if volatile { self.sizes.draw_expiring(db) } else { self.sizes.draw(db) }
+        // Every candidate was accessed since: evict a random sample instead.
+        if volatile { self.sizes.sample_expiring(db) } else { self.sizes.sample(db) }
     }
 
     fn remember(&mut self, key: Vec<u8>, score: u32) {
@@ -186,10 +187,10 @@ mod tests {
         shared.settings.set_all(&[("maxmemory-policy".to_owned(), policy.to_owned())]).unwrap();
     }
 
-    fn make_room(db: &mut Keyspace, shared: &Shared, limit: usize, now: i64) -> (bool, usize) {
+    fn maybe_evict(db: &mut Keyspace, shared: &Shared, limit: usize, now: i64) -> (bool, usize) {
         let (mut fx, mut events) = (Effects::default(), Events::default());
         let done =
-            Evictor::default().make_room(db, &mut fx, &mut events, shared, now, |db| db.memory() <= limit);
+            Evictor::default().maybe_evict(db, &mut fx, &mut events, shared, now, |db| db.memory() <= limit);
         (done, fx.commands())
     }
 
@@ -197,7 +198,7 @@ mod tests {
         (0..count).filter(|n| db.contains(format!("{prefix}{n}").as_bytes())).count()
     }
 
-    /// 500 hot keys among 5,000, all of them in few slots or many, with expiries far apart or close together.
+    /// 500 hot keys among 5,000, in few slots or many, with expire times far apart or close together.
     fn hot_and_cold(shared: &Shared, hot_in_one_slot: bool, expires: bool) -> Keyspace {
         let mut db = Keyspace::new(1);
         db.set_lfu(shared.settings.lfu(1));
@@ -208,7 +209,7 @@ mod tests {
             db.set_str(format!("cold{n}").as_bytes(), &[0; 100], expires.then_some(at));
         }
         for n in 0..500u32 {
-            // The times of hot keys span a year: a draw by time would meet no others.
+            // The expire times of hot keys span a year: sampling by time would return only them.
             let at = 20_000_000 + i64::from(n) * 60_000_000;
             db.set_str(hot(n).as_bytes(), &[0; 100], expires.then_some(at));
         }
@@ -222,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn keys_in_use_stay_and_random_ones_go_at_random() {
+    fn lru_keeps_hot_keys_and_random_evicts_uniformly() {
         for hot_in_one_slot in [false, true] {
             for (policy, expires, least, most) in [
                 ("allkeys-lru", false, 499, 500),
@@ -230,7 +231,7 @@ mod tests {
                 ("volatile-lru", true, 499, 500),
                 ("allkeys-lfu", false, 495, 500),
                 ("volatile-lfu", true, 495, 500),
-                // About a fifth of the memory is to go, so four in five stay.
+                // About a fifth of the memory is evicted, so four in five keys remain.
                 ("allkeys-random", false, 350, 450),
                 ("volatile-random", true, 350, 450),
                 ("volatile-ttl", true, 500, 500),
@@ -239,7 +240,7 @@ mod tests {
                 set(&shared, policy);
                 let mut db = hot_and_cold(&shared, hot_in_one_slot, expires);
                 let limit = db.memory() * 4 / 5;
-                assert!(make_room(&mut db, &shared, limit, 70_000).0, "{policy}");
+                assert!(maybe_evict(&mut db, &shared, limit, 70_000).0, "{policy}");
                 let left = kept(&db, if hot_in_one_slot { "{hot}" } else { "hot" }, 500);
                 assert!((least..=most).contains(&left), "{policy}: {left} of 500 hot keys stay");
             }
@@ -247,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn of_few_keys_that_expire_each_is_drawn() {
+    fn every_one_of_few_volatile_keys_is_sampled() {
         let shared = Shared::default();
         set(&shared, "volatile-random");
         let mut db = Keyspace::new(1);
@@ -255,12 +256,12 @@ mod tests {
             db.set_str(format!("k{n}").as_bytes(), &[0; 100], (n < 10).then_some(90_000));
         }
         let before = db.len();
-        assert_eq!(make_room(&mut db, &shared, 0, 1_000), (false, 10));
+        assert_eq!(maybe_evict(&mut db, &shared, 0, 1_000), (false, 10));
         assert_eq!((db.len(), kept(&db, "k", 10)), (before - 10, 0));
     }
 
     #[test]
-    fn what_the_policy_allows_goes_and_is_recorded() {
+    fn evictions_follow_the_policy_and_are_propagated() {
         for (policy, expiring, possible) in [
             ("noeviction", false, false),
             ("allkeys-lru", false, true),
@@ -277,7 +278,7 @@ mod tests {
                 db.set_str(format!("k{n}").as_bytes(), &[0; 100], expiring.then_some(10_000 + i64::from(n)));
             }
             let limit = db.memory() / 2;
-            let (done, recorded) = make_room(&mut db, &shared, limit, 25_000);
+            let (done, recorded) = maybe_evict(&mut db, &shared, limit, 25_000);
             assert_eq!(done, possible, "{policy}");
             assert_eq!(recorded, 2_000 - db.len(), "{policy}");
             if policy == "volatile-ttl" {
@@ -291,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_used_often_stays() {
+    fn lfu_keeps_frequently_used_keys() {
         let shared = Shared::default();
         set(&shared, "allkeys-lfu");
         let mut db = Keyspace::new(1);
@@ -305,7 +306,7 @@ mod tests {
             assert!((0..100).all(|_| db.touch(key.as_bytes()).is_some()));
         }
         let limit = db.memory() / 2;
-        assert!(make_room(&mut db, &shared, limit, 60_000).0);
+        assert!(maybe_evict(&mut db, &shared, limit, 60_000).0);
         let often = kept(&db, "k", 200);
         assert!(often > 190 && db.len() < 1_200, "{often} of {}", db.len());
     }

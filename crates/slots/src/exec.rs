@@ -1,14 +1,15 @@
-//! From a request to its answer: which command it is, whether it may run here and now, and what its answer waits for.
+//! Command execution: resolves a request, checks whether it may run here and now, executes it, and determines the
+//! commit gate of its reply.
 //!
-//! The order of the checks is Redis's, because clients see which error comes first: name, number of arguments,
-//! authentication, slot, memory, role, subscriptions, MULTI.
+//! The order of the checks is that of Redis, because clients observe which error comes first: command name, arity,
+//! authentication, slot, memory, role, subscriber mode, MULTI.
 
 use std::sync::atomic::Ordering;
 
 use bytes::BytesMut;
 use moim_wire_resp::{Args, Encoder, Protocol};
 
-use crate::cluster::{Asked, View, route};
+use crate::cluster::{RouteRequest, View, route};
 use crate::cmd::{self, Keys, Spec, flag};
 use crate::ctx::{Ctx, Mode, OnTimeout};
 use crate::error::Error;
@@ -17,7 +18,8 @@ use crate::session::{Replies, Session};
 use crate::shard::{Role, State, Turn};
 
 impl Turn<'_> {
-    /// Runs one request and writes its answer behind `out`. Gives the journal end the answer waits for; 0 is none.
+    /// Executes one request and appends its reply to `out`. Returns the journal end that the reply waits for; 0 for
+    /// none.
     pub fn execute(&mut self, session: &mut Session, args: &Args<'_>, out: &mut BytesMut) -> i64 {
         let start = out.len();
         session.last_ms = self.now;
@@ -26,15 +28,15 @@ impl Turn<'_> {
         self.state.fx.mark();
         let checked = self.check(session, args);
         if checked.as_ref().is_err_and(|error| *error == Error::HELD) {
-            // As if it had not come yet: ASKING, MULTI and CLIENT REPLY stay as they are.
+            // Treated as not received: the ASKING, MULTI and CLIENT REPLY state stays unchanged.
             session.held = true;
-            self.state.db.forget();
-            self.state.parked.add(&session.mailbox);
+            self.state.db.clear_cached_id();
+            self.state.held_connections.add(&session.mailbox);
             return 0;
         }
-        // What a client subscribes to is told to it whatever it said about answers.
+        // Subscription confirmations are sent regardless of CLIENT REPLY.
         let is_asking = checked.as_ref().is_ok_and(|spec| spec.name == "asking");
-        let is_told = session.replies != Replies::On
+        let is_confirmation = session.replies != Replies::On
             && checked.as_ref().is_ok_and(|spec| spec.name.ends_with("subscribe"));
         match checked {
             Ok(spec) if session.multi.is_some() && !runs_in_multi(spec) => {
@@ -44,7 +46,7 @@ impl Turn<'_> {
             Ok(spec) => self.run(session, spec, args, out),
             Err(error) => {
                 if let Some(multi) = &mut session.multi {
-                    multi.broken = true;
+                    multi.dirty_exec = true;
                 }
                 self.shared.stats.on_error(error.code());
                 Encoder::new(out, session.protocol).error(error.0.as_bytes());
@@ -52,13 +54,13 @@ impl Turn<'_> {
         }
         // As in Redis, ASKING before MULTI lasts until EXEC.
         session.asking &= is_asking || session.multi.is_some();
-        // The arguments end here, and what was remembered about where they lie with them.
-        self.state.db.forget();
+        // The cached key lookup refers to the arguments, which end here.
+        self.state.db.clear_cached_id();
         self.maybe_discard();
         self.close_large();
         match session.replies {
             Replies::On => {}
-            Replies::Off | Replies::Skip if is_told => {}
+            Replies::Off | Replies::Skip if is_confirmation => {}
             Replies::Off | Replies::Skip => out.truncate(start),
             Replies::SkipNext => {}
         }
@@ -68,7 +70,7 @@ impl Turn<'_> {
             other => other,
         };
         for (client, with_error) in std::mem::take(&mut self.state.events.unblocked) {
-            self.let_go(client, with_error);
+            self.force_unblock(client, with_error);
         }
         if !self.state.events.ready.is_empty() {
             let gate = self.state.events.gate;
@@ -83,7 +85,7 @@ impl Turn<'_> {
 
     fn run(&mut self, session: &mut Session, spec: &'static Spec, args: &Args<'_>, out: &mut BytesMut) {
         session.last_command = spec.name;
-        self.state.events.tallies.counts.commands += 1;
+        self.state.events.command_stats.counts.commands += 1;
         let is_replica = self.shard.role() == Role::Replica;
         let state = &mut *self.state;
         let protocol = session.protocol;
@@ -104,8 +106,8 @@ impl Turn<'_> {
         };
         ctx.run(spec);
         let dirty = ctx.dirty;
-        state.events.tallies.changes += dirty;
-        // A replica hid what has expired, and so does a primary that is paused.
+        state.events.command_stats.changes += dirty;
+        // Ends the hiding of expired keys by a replica or a paused primary.
         state.db.hide_expired(i64::MIN);
         if let Some(block) = session.block.clone() {
             self.block(session, block);
@@ -119,17 +121,17 @@ impl Turn<'_> {
         let (spec, number) = self.resolve(args).ok_or_else(|| unknown(args))?;
         session.command = number;
         if spec.lacks_subcommand(args) {
-            // As an unknown command: nothing is queued, and a transaction is aborted.
+            // Handled as an unknown command: nothing is queued, and the transaction is aborted.
             return Err(cmd::unknown_subcommand(args));
         }
         let checked = self.check_spec(session, spec, args);
         if checked.as_ref().is_err_and(|error| *error != Error::HELD) {
-            self.state.events.tallies.on_rejected(number);
+            self.state.events.command_stats.on_rejected(number);
         }
         checked.map(|()| spec)
     }
 
-    /// Which command it is. Pipelines are made of few: the one before is asked first.
+    /// Looks up the command. A pipeline repeats few commands: the previous one is compared first.
     fn resolve(&mut self, args: &Args<'_>) -> Option<(&'static Spec, u16)> {
         if let Some(before) = self.resolved
             && before.0.name.as_bytes().eq_ignore_ascii_case(args.name())
@@ -165,13 +167,13 @@ impl Turn<'_> {
             self.check_slot(session, spec, args, role)?;
         } else if spec.has(flag::WRITE) && role == Role::Replica {
             return Err(Error::READ_ONLY);
-        } else if !self.state.moves.is_idle() || spec.name == "exec" {
+        } else if !self.state.migrations.is_idle() || spec.name == "exec" {
             self.check_held(session, spec)?;
         }
         if spec.has(flag::DENYOOM) {
-            self.make_room()?;
+            self.maybe_evict()?;
         } else if spec.name == "exec" {
-            self.make_room_for_all(session);
+            self.maybe_evict_for_exec(session);
         }
         if spec.has(flag::WRITE) {
             self.check_congestion()?;
@@ -185,7 +187,7 @@ impl Turn<'_> {
         Ok(())
     }
 
-    /// Whether the journal takes writes. Asked once per turn.
+    /// Checks whether the journal accepts writes. Checked once per turn.
     fn check_log(&mut self) -> Result<(), Error> {
         if self.admitted {
             return Ok(());
@@ -193,21 +195,22 @@ impl Turn<'_> {
         if self.shard.log.is_full() {
             return Err(Error::DISK_FULL);
         }
-        if !self.shard.log.admits() {
+        if !self.shard.log.has_min_isr() {
             return Err(Error::NO_REPLICAS);
         }
         self.admitted = true;
         Ok(())
     }
 
-    /// Whether a command that names no key has to wait for slots on their way: it is a transaction on them, or touches the
-    /// whole shard while slots leave it.
+    /// Checks whether a command without keys must wait for a slot migration: a transaction on such slots, or a
+    /// command on the whole shard while slots migrate away.
     fn check_held(&self, session: &Session, spec: &'static Spec) -> Result<(), Error> {
-        let moves = &self.state.moves;
-        if spec.has(flag::WHOLE | flag::WRITE) && moves.has_frozen() {
+        let migrations = &self.state.migrations;
+        if spec.has(flag::WHOLE | flag::WRITE) && migrations.has_frozen() {
             return Err(Error::HELD);
         }
-        let Some(multi) = session.multi.as_ref().filter(|multi| spec.name == "exec" && !multi.broken) else {
+        let Some(multi) = session.multi.as_ref().filter(|multi| spec.name == "exec" && !multi.dirty_exec)
+        else {
             return Ok(());
         };
         let mut keys = Vec::new();
@@ -217,7 +220,7 @@ impl Turn<'_> {
             spec.keys.positions(&args, &mut keys);
             let touches_any = match spec.keys {
                 Keys::None => spec.has(flag::WHOLE | flag::WRITE),
-                // A script that names no keys.
+                // A script that declares no keys.
                 _ => keys.is_empty(),
             };
             if touches_any && self.is_any_held() {
@@ -230,25 +233,26 @@ impl Turn<'_> {
         Ok(())
     }
 
-    /// Whether commands that may touch any slot have to wait: slots leave, or have left without the view in use knowing.
+    /// True if commands that may access any slot must wait: slots are migrating, or have left before the slot map in
+    /// use reflects it.
     fn is_any_held(&self) -> bool {
-        let moves = &self.state.moves;
-        moves.has_frozen() || moves.epoch() > self.shared.view.load().map_epoch
+        let migrations = &self.state.migrations;
+        migrations.has_frozen() || migrations.epoch() > self.shared.view.load().map_epoch
     }
 
-    /// Whether the map says that a slot is ours, or is about to, and the journal says that it is on its way.
+    /// True if the slot map assigns the slot to this shard, or is about to, while the journal shows it in migration.
     fn is_held(&self, view: &View, slot: u16) -> bool {
-        let moves = &self.state.moves;
+        let migrations = &self.state.migrations;
         if view.owner(slot) != Some(self.shard.index) {
-            return self.shard.is_flipping.load(Ordering::Acquire) && moves.stages(slot);
+            return self.shard.is_flipping.load(Ordering::Acquire) && migrations.stages(slot);
         }
-        // A slot that was dropped is missing here as long as the map in use is older than that.
-        let is_old = moves.epoch() > view.map_epoch;
-        let waits = moves.holds(slot) && (self.shard.role() == Role::Primary || moves.stages(slot));
+        // A dropped slot is missing here as long as the slot map in use is older than the drop.
+        let is_old = migrations.epoch() > view.map_epoch;
+        let waits = migrations.holds(slot) && (self.shard.role() == Role::Primary || migrations.stages(slot));
         is_old || waits
     }
 
-    /// Whether the keys are of one slot that is served here.
+    /// Checks that the keys belong to one slot and that this shard serves it.
     fn check_slot(
         &mut self,
         session: &mut Session,
@@ -260,13 +264,13 @@ impl Turn<'_> {
         if let Keys::Range { first: 1, last: 1, .. } = spec.keys {
             let key = args.get(1).unwrap_or_default();
             let id = state.db.id_of(key);
-            state.db.remember(key, id);
+            state.db.cache_id(key, id);
             return self.check_route(session, spec, args, id.slot, &[1], role);
         }
         let mut keys = Vec::new();
         spec.keys.positions(args, &mut keys);
         let Some(first) = keys.first() else {
-            // A script that names no keys may touch any.
+            // A script that declares no keys may access any slot.
             return if self.is_any_held() { Err(Error::HELD) } else { Ok(()) };
         };
         let slot = crate::slot_of(&args[*first]);
@@ -288,10 +292,11 @@ impl Turn<'_> {
         if self.shared.isolated.load(Ordering::Relaxed) {
             return Err(Error::CLUSTER_DOWN);
         }
-        let moves = &self.state.moves;
-        // The map of this turn will do to find that nothing is special: a slot leaves under the lock that this turn has.
-        if moves.is_idle()
-            && moves.epoch() <= self.view.map_epoch
+        let migrations = &self.state.migrations;
+        // The slot map of this turn is sufficient to see that nothing migrates: a slot leaves under the lock that
+        // this turn holds.
+        if migrations.is_idle()
+            && migrations.epoch() <= self.view.map_epoch
             && self.view.owner(slot) == Some(self.shard.index)
             && role == Role::Primary
             && self.view.moving.is_empty()
@@ -299,7 +304,7 @@ impl Turn<'_> {
             return Ok(());
         }
         let view = self.shared.view.load();
-        if (!moves.is_idle() || moves.epoch() > view.map_epoch) && self.is_held(&view, slot) {
+        if (!migrations.is_idle() || migrations.epoch() > view.map_epoch) && self.is_held(&view, slot) {
             return Err(Error::HELD);
         }
         if view.owner(slot) == Some(self.shard.index) && role == Role::Primary && view.moving.is_empty() {
@@ -310,7 +315,7 @@ impl Turn<'_> {
         } else {
             0
         };
-        let asked = Asked {
+        let asked = RouteRequest {
             slot,
             shard: self.shard.index,
             is_primary: role == Role::Primary,
@@ -322,8 +327,8 @@ impl Turn<'_> {
         route(&view, asked).check()
     }
 
-    /// CLIENT UNBLOCK: as if its time had run out, or with an error.
-    fn let_go(&mut self, client: u64, with_error: bool) {
+    /// CLIENT UNBLOCK: unblocks a client as on timeout, or with an error.
+    fn force_unblock(&mut self, client: u64, with_error: bool) {
         let on_timeout = self.state.blocked.on_timeout(client);
         self.answer_blocked(client, |to| match on_timeout {
             _ if with_error => to.error("UNBLOCKED client unblocked via CLIENT UNBLOCK"),
@@ -333,11 +338,11 @@ impl Turn<'_> {
         });
     }
 
-    /// Whether there is room for more, after letting go of what the policy allows.
-    pub(crate) fn make_room(&mut self) -> Result<(), Error> {
+    /// Evicts keys as the policy allows; OOM error if memory stays above `maxmemory`.
+    pub(crate) fn maybe_evict(&mut self) -> Result<(), Error> {
         let limit = self.shared.settings.max_memory.load(Ordering::Relaxed);
-        // Slots that leave must not change any more; that lasts for moments.
-        if limit == 0 || self.state.moves.has_frozen() || self.state.has_room(self.shared, limit) {
+        // Slots that are frozen for migration must not change; that lasts only moments.
+        if limit == 0 || self.state.migrations.has_frozen() || self.state.has_room(self.shared, limit) {
             return Ok(());
         }
         let State { db, fx, events, memory, evictor, .. } = &mut *self.state;
@@ -345,34 +350,34 @@ impl Turn<'_> {
         let share = node.share(limit);
         let is_enough =
             |db: &Keyspace| memory.used_with(node, db.memory()) <= limit || db.memory() as u64 <= share;
-        evictor.make_room(db, fx, events, self.shared, self.now, is_enough);
+        evictor.maybe_evict(db, fx, events, self.shared, self.now, is_enough);
         if self.state.has_room(self.shared, limit) { Ok(()) } else { Err(Error::OOM) }
     }
 
-    /// The same for the commands of a transaction: without room none of them runs.
-    fn make_room_for_all(&mut self, session: &mut Session) {
-        let Some(multi) = session.multi.as_mut().filter(|multi| !multi.broken) else { return };
+    /// Evicts for a transaction: without memory none of its commands runs.
+    fn maybe_evict_for_exec(&mut self, session: &mut Session) {
+        let Some(multi) = session.multi.as_mut().filter(|multi| !multi.dirty_exec) else { return };
         if multi.commands.iter().any(|(spec, _)| spec.has(flag::DENYOOM)) {
-            multi.refused = self.make_room().err();
+            multi.refused = self.maybe_evict().err();
         }
     }
 
-    /// Hands over what subscribers of keyspace notifications hear when this is committed.
+    /// Hands over the keyspace notifications, which are sent on commit.
     pub(crate) fn send_notifications(&mut self) {
         let events = &self.state.events;
-        if events.notifications.is_empty() && events.invalid.is_empty() && !events.all_invalid {
+        if events.notifications.is_empty() && events.invalidations.is_empty() && !events.invalidate_all {
             return;
         }
         let gate = self.gate(self.state.end());
         let gate = self.shard.message_gate(gate);
-        self.state.events.tell_invalid(self.shared, &gate);
+        self.state.events.send_invalidations(self.shared, &gate);
         let notifications = std::mem::take(&mut self.state.events.notifications);
         self.shared.publish_notifications(&notifications, &gate);
     }
 }
 
 impl Turn<'_> {
-    /// Whether a request may change something: CLIENT PAUSE WRITE holds it back. A transaction is held at its EXEC.
+    /// True if the request may write: CLIENT PAUSE WRITE then delays it. A transaction is delayed at its EXEC.
     pub(crate) fn may_write(&self, session: &Session, args: &Args<'_>) -> bool {
         match (cmd::resolve(args), &session.multi) {
             (Some(spec), Some(multi)) if spec.name == "exec" => {
@@ -383,17 +388,18 @@ impl Turn<'_> {
         }
     }
 
-    /// Whether the command changes something. A script that promises not to is taken at its word, and held to it.
+    /// True if the command writes. A script that declares `no-writes` is trusted here, and the declaration is
+    /// enforced when it runs.
     fn writes(&self, spec: &Spec, args: &Args<'_>) -> bool {
         if !spec.takes(args.len()) || !spec.has(flag::WRITE | flag::MAY_REPLICATE) {
             return false;
         }
         let name = String::from_utf8_lossy(args.get(1).unwrap_or_default());
         match spec.name {
-            "eval" => !crate::script::promises_no_writes(args.get(1).unwrap_or_default()),
+            "eval" => !crate::script::declares_no_writes(args.get(1).unwrap_or_default()),
             "evalsha" => {
                 let source = self.shared.scripts.get(&name.to_lowercase());
-                source.is_some_and(|source| !crate::script::promises_no_writes(&source))
+                source.is_some_and(|source| !crate::script::declares_no_writes(&source))
             }
             "fcall" => self.state.db.functions.find(&name).is_some_and(|(library, name)| {
                 library
@@ -406,17 +412,17 @@ impl Turn<'_> {
     }
 }
 
-/// What runs at once although a transaction is open.
+/// True for commands that execute immediately inside MULTI.
 fn runs_in_multi(spec: &Spec) -> bool {
     matches!(spec.name, "exec" | "discard" | "multi" | "watch" | "quit" | "reset")
 }
 
-/// Queues a command between MULTI and EXEC; `most` bytes of them, which is what a transaction may record.
+/// Queues a command between MULTI and EXEC. `most` bounds the queued bytes: the batch limit of a transaction.
 fn queue(session: &mut Session, spec: &'static Spec, args: &Args<'_>, most: usize) {
     if let Some(multi) = &mut session.multi {
         multi.bytes += args.byte_len() + 64;
-        multi.broken |= multi.bytes > most;
-        if !multi.broken {
+        multi.dirty_exec |= multi.bytes > most;
+        if !multi.dirty_exec {
             multi.commands.push((spec, args.to_owned()));
         }
     }

@@ -1,9 +1,9 @@
-//! The function libraries of a shard: their code, and what each function said about itself when it was loaded.
+//! Function libraries of a shard: their code and the metadata of the registered functions.
 //!
-//! They belong to the keyspace: loading and deleting are effects, snapshots carry the code, and a replay loads it again.
-//! Pure: the code is run elsewhere (`script/library.rs`), and again by every thread that calls it.
+//! They belong to the keyspace: loading and deleting are effects, snapshots contain the code, and replay loads it
+//! again. Pure: the code runs elsewhere (`script/library.rs`), and again on every thread that calls it.
 //!
-//! Invariant: a function name is in one library only, whatever the case of its letters.
+//! Invariant: a function name belongs to one library only, ignoring case.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use std::sync::Arc;
 use crate::error::Error;
 use crate::rdb;
 
-/// What a function may do. The bits, with the names that scripts and clients use.
+/// Function flags: bits, with the names used by scripts and clients.
 pub(crate) const FLAGS: [(u8, &str); 5] = [
     (1, "no-writes"),
     (2, "allow-oom"),
@@ -19,33 +19,33 @@ pub(crate) const FLAGS: [(u8, &str); 5] = [
     (8, "no-cluster"),
     (16, "allow-cross-slot-keys"),
 ];
-/// It may not write.
+/// `no-writes`: the function may not write.
 pub(crate) const NO_WRITES: u8 = 1;
-/// It may run although memory is short.
+/// `allow-oom`: the function may run above `maxmemory`.
 pub(crate) const ALLOW_OOM: u8 = 2;
-/// It does not run in a cluster, which this is.
+/// `no-cluster`: the function does not run in cluster mode, so never here.
 pub(crate) const NO_CLUSTER: u8 = 8;
 
-/// What a function said about itself.
+/// Metadata of a registered function.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct About {
     pub(crate) description: Option<String>,
     pub(crate) flags: u8,
 }
 
-/// Functions that were loaded together.
+/// A function library.
 #[derive(Clone, Debug)]
 pub(crate) struct Library {
     pub(crate) name: String,
-    /// All of it, its first line included.
+    /// The complete code, including the shebang line.
     pub(crate) code: Arc<[u8]>,
-    /// The digest of the code.
+    /// SHA-1 digest of the code.
     pub(crate) sha: String,
     pub(crate) functions: BTreeMap<String, About>,
 }
 
 impl Library {
-    /// What this library calls a function.
+    /// The name under which this library registered a function, matched ignoring case.
     fn own_name(&self, function: &str) -> Option<&str> {
         if let Some((name, _)) = self.functions.get_key_value(function) {
             return Some(name);
@@ -61,22 +61,23 @@ pub struct Functions {
 }
 
 impl Functions {
-    /// All libraries by name.
+    /// The libraries in the order of their names.
     pub(crate) fn libraries(&self) -> impl ExactSizeIterator<Item = &Arc<Library>> {
         self.libraries.values()
     }
 
-    /// The library that has a function, and what it calls it: callers may write names in capitals or not.
+    /// The library of a function and the registered name; callers may use any case.
     pub(crate) fn find(&self, function: &str) -> Option<(&Arc<Library>, &str)> {
         self.libraries.values().find_map(|library| Some((library, library.own_name(function)?)))
     }
 
-    /// How many functions there are.
+    /// Number of functions.
     pub(crate) fn len(&self) -> usize {
         self.libraries.values().map(|library| library.functions.len()).sum()
     }
 
-    /// Adds a library. What has its name goes if it may; no other may have one of its functions.
+    /// Adds a library. With `replaces` an existing library of the same name is replaced; a function name of another
+    /// library is an error.
     pub(crate) fn add(&mut self, library: Library, replaces: bool) -> Result<(), Error> {
         if !replaces && self.libraries.contains_key(&library.name) {
             return Err(Error::err(format_args!("Library '{}' already exists", library.name)));
@@ -90,18 +91,18 @@ impl Functions {
         Ok(())
     }
 
-    /// Removes a library. Answers whether it was there.
+    /// Removes a library. Returns whether it existed.
     pub(crate) fn remove(&mut self, name: &str) -> bool {
         self.libraries.remove(name).is_some()
     }
 
-    /// All of them as a payload.
+    /// The FUNCTION DUMP payload of all libraries.
     pub(crate) fn payload(&self) -> Vec<u8> {
         rdb::dump_functions(self.libraries().map(|library| &*library.code))
     }
 }
 
-/// Names are letters, digits and underscores.
+/// Validates a name: letters, digits and underscores.
 pub(crate) fn check_name(name: &str) -> Result<(), Error> {
     let fits = !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_');
     fits.then_some(()).ok_or_else(|| {
@@ -111,7 +112,7 @@ pub(crate) fn check_name(name: &str) -> Result<(), Error> {
     })
 }
 
-/// The name that the first line of a library gives it, and the code behind that line, its line end included.
+/// Parses the shebang line: returns the library name and the code after that line, including its line end.
 pub(crate) fn metadata(code: &[u8]) -> Result<(String, &[u8]), Error> {
     let rest = code.strip_prefix(b"#!").ok_or_else(|| Error::err("Missing library metadata"))?;
     let end = rest.iter().position(|byte| *byte == b'\n');
@@ -142,7 +143,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_first_line_names_the_library() {
+    fn shebang_line_names_the_library() {
         let name = |code: &str| metadata(code.as_bytes()).map(|(name, _)| name);
         assert_eq!(name("#!lua name=a_1\nx"), Ok("a_1".to_owned()));
         assert_eq!(metadata(b"#!LUA name=a\nx").unwrap().1, b"\nx");
@@ -160,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn a_function_has_one_home() {
+    fn function_name_belongs_to_one_library() {
         let library = |name: &str, functions: &[&str]| Library {
             name: name.to_owned(),
             code: name.as_bytes().into(),

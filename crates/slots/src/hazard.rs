@@ -1,52 +1,52 @@
-//! Which answers must wait for the journal.
+//! Commit hazards: which replies must wait for the journal.
 //!
-//! A change is in memory before it is committed, and nothing derived from it may leave before. For every key that was
-//! changed, its hazard is the journal end that must be committed first; an answer that looked at the key waits for it,
-//! also when the key is gone by then, also when the answer is an error.
+//! A write changes memory before it is committed, and nothing derived from it may be sent before the commit. The
+//! hazard of a modified key is the journal end that must be committed first. A reply that accessed the key waits for
+//! it, even if the key no longer exists and even if the reply is an error.
 //!
-//! Hazards are kept by hash in a table that forgets nothing and needs no cleaning: a place holds the newest end of all
-//! keys that share it, and an end that is committed is no hazard. Two keys that share a place can make an answer wait for
-//! somebody else's change, which takes no longer than one sync and what is gathered for it; they can never make it leave too early.
+//! Hazards are stored by key hash in a fixed table that needs no cleanup: a bucket holds the newest end of all keys
+//! that share it, and a committed end is no hazard. Keys that share a bucket can delay a reply for an unrelated
+//! write, by at most one sync and its group commit; they can never release a reply too early.
 
-/// Places: with a hundred changes in flight, one read in 160 waits without need.
-const PLACES: usize = 16_384;
+/// Buckets: with a hundred writes in flight, one read in 160 waits unnecessarily.
+const BUCKETS: usize = 16_384;
 
-/// The hazards of a shard.
+/// The hazard table of a shard.
 #[derive(Default)]
 pub struct Hazards {
-    places: Vec<i64>,
-    /// The hazard of every key: after FLUSHALL.
+    buckets: Vec<i64>,
+    /// The hazard of every key, after FLUSHALL.
     all: i64,
-    /// The end that commits the batch which is being made.
+    /// The journal end that commits the current batch.
     pub batch: i64,
 }
 
 impl Hazards {
-    fn place(hash: u64) -> usize {
-        (hash >> 20) as usize % PLACES
+    fn bucket(hash: u64) -> usize {
+        (hash >> 20) as usize % BUCKETS
     }
 
-    /// The key with this hash changes with the batch that is being made.
+    /// Marks the key with this hash as modified by the current batch.
     #[inline]
     pub fn mark(&mut self, hash: u64) {
-        if self.places.is_empty() {
-            self.places = vec![0; PLACES];
+        if self.buckets.is_empty() {
+            self.buckets = vec![0; BUCKETS];
         }
-        self.places[Self::place(hash)] = self.batch;
+        self.buckets[Self::bucket(hash)] = self.batch;
     }
 
-    /// Every key changes with it.
+    /// Marks every key as modified by the current batch.
     pub fn mark_all(&mut self) {
         self.all = self.batch;
     }
 
-    /// The end that an answer about this key waits for.
+    /// The journal end that a reply about this key waits for.
     #[inline]
     pub fn of(&self, hash: u64) -> i64 {
-        self.places.get(Self::place(hash)).map_or(self.all, |end| self.all.max(*end))
+        self.buckets.get(Self::bucket(hash)).map_or(self.all, |end| self.all.max(*end))
     }
 
-    /// The journal was cut or is another one: ends of before mean nothing.
+    /// Resets the table: the journal was truncated or replaced, so previous ends are meaningless.
     pub fn reset(&mut self) {
         *self = Self::default();
     }
@@ -57,7 +57,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_changed_key_waits_and_others_do_not() {
+    fn only_replies_about_modified_keys_wait_for_commit() {
         let mut hazards = Hazards { batch: 7, ..Hazards::default() };
         assert_eq!(hazards.of(5 << 20), 0);
         hazards.mark(5 << 20);

@@ -1,16 +1,16 @@
-//! The keys of a shard and their values, in memory.
+//! The keyspace of a shard: keys, values and expire times in memory.
 //!
-//! Pure: no clock, no I/O, no locks; time is an argument. An entry (key, expiry, and the value when it is a small
-//! string) is one allocation in the [`arena`]; the [`index`] finds it; what is too large or is no string is a
-//! [`Value`] beside. Expiries are ordered in a set of their own, so that expiring costs what expires.
+//! Pure: no clock, no I/O, no locks; time is an argument. An entry (key, expire time, and the value if it is a small
+//! string) is one allocation in the [`arena`]; the [`index`] finds it; larger strings and other types are a [`Value`]
+//! outside the arena. Expire times are ordered in a separate set, so that the expire cycle costs only what expires.
 //!
-//! Invariants: `expires` holds exactly the entries that have an expiry; `memory` is the sum of what the parts say.
-//! It never deletes an expired key by itself: that is an effect, and the caller's.
+//! Invariants: `expires` holds exactly the entries that have an expire time; `memory` is the sum over the parts. The
+//! keyspace never deletes an expired key by itself: that is an effect, and up to the caller.
 
 pub(crate) mod arena;
-mod aside;
 pub(crate) mod entry;
 pub(crate) mod image;
+mod importing;
 mod index;
 pub(crate) mod lfu;
 
@@ -26,34 +26,34 @@ use crate::slot_set::SlotSet;
 use crate::value::Value;
 use crate::{SLOTS, slot_of};
 
-/// Where a key belongs: its slot and its hash.
+/// Hash slot and hash of a key.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct KeyId {
-    /// 0 to 16383.
+    /// Hash slot, 0 to 16383.
     pub slot: u16,
-    /// Seeded per process.
+    /// Hash of the key, seeded per process.
     pub hash: u64,
 }
 
-/// What a key holds.
+/// A borrowed value.
 #[derive(Clone, Copy)]
 pub enum Item<'a> {
     /// A string.
     Str(&'a [u8]),
-    /// Anything else; never [`Value::Str`].
+    /// A value of another type; never [`Value::Str`].
     Value(&'a Value),
 }
 
-/// A value taken out of the keyspace, or on its way in.
+/// An owned value, removed from the keyspace or to be inserted.
 #[derive(Clone)]
 pub enum Owned {
     /// A string.
     Str(Vec<u8>),
-    /// Anything else.
+    /// A value of another type.
     Value(Value),
 }
 
-/// The keys of one shard.
+/// The keyspace of one shard.
 pub struct Keyspace {
     index: Index,
     arena: Arena,
@@ -62,10 +62,10 @@ pub struct Keyspace {
     expires: BTreeSet<(i64, Ref)>,
     seed: [u64; 2],
     keys: usize,
-    /// Bytes of what lives outside the arena.
+    /// Bytes of the values outside the arena.
     outside: usize,
     touched: Vec<u32>,
-    /// Entries that expire at or before this are not seen. Set for reads on replicas, which must not delete.
+    /// Entries that expire at or before this time are hidden. Set for reads on replicas, which must not delete.
     hidden_until: i64,
     memo: Option<(usize, usize, KeyId)>,
     images: Vec<image::Image>,
@@ -73,11 +73,11 @@ pub struct Keyspace {
     hidden_keys: usize,
     hidden_expires: BTreeSet<(i64, Ref)>,
     access_now: u32,
-    /// Set while the policy of eviction counts how often keys are used.
+    /// LFU counter parameters, if the eviction policy is an LFU policy.
     lfu: Option<Lfu>,
-    /// The libraries of functions.
+    /// Function libraries.
     pub functions: crate::functions::Functions,
-    /// Values whose memory takes long to give back; whoever owns the keyspace drops them elsewhere.
+    /// Values that are expensive to free (lazy free); the owner of the keyspace drops them outside its lock.
     garbage: Vec<Value>,
 }
 
@@ -119,14 +119,14 @@ impl<T> Slab<T> {
     }
 }
 
-/// Keys that are looked for at once.
-pub(crate) const LOOK_AHEAD: usize = 32;
+/// Keys prefetched together.
+pub(crate) const PREFETCH_KEYS: usize = 32;
 
-/// A value with more elements than this is given back elsewhere.
+/// Values with more elements than this are freed lazily.
 const LAZY_FREE: usize = 64;
 
 impl Keyspace {
-    /// An empty keyspace; the seed keeps strangers from choosing keys that collide.
+    /// An empty keyspace; the seed prevents clients from choosing colliding keys.
     pub fn new(seed: u64) -> Self {
         Self {
             index: Index::new(),
@@ -151,7 +151,7 @@ impl Keyspace {
         }
     }
 
-    /// Where a key belongs.
+    /// Hash slot and hash of a key.
     pub fn id_of(&self, key: &[u8]) -> KeyId {
         if let Some((at, len, id)) = self.memo
             && at == key.as_ptr() as usize
@@ -162,35 +162,35 @@ impl Keyspace {
         KeyId { slot: slot_of(key), hash: hash(key, self.seed) }
     }
 
-    /// Saves computing it again for this very slice, until [`Keyspace::forget`].
-    pub fn remember(&mut self, key: &[u8], id: KeyId) {
+    /// Caches the id of this very slice until [`Keyspace::clear_cached_id`].
+    pub fn cache_id(&mut self, key: &[u8], id: KeyId) {
         self.memo = Some((key.as_ptr() as usize, key.len(), id));
     }
 
-    /// See [`Keyspace::remember`].
-    pub fn forget(&mut self) {
+    /// Clears the cache of [`Keyspace::cache_id`].
+    pub fn clear_cached_id(&mut self) {
         self.memo = None;
     }
 
-    /// Brings what these keys need from memory, all of it at once: each lookup alone waits several times, for the table, its
-    /// piece, the reference in it, the page and the entry, and nothing else can be done meanwhile. Lookups that do not depend
-    /// on each other wait together. Changes nothing.
-    pub(crate) fn look_ahead(&self, ids: &[KeyId]) {
-        // One step for all before the next for any: a step decides by what the one before brought.
+    /// Prefetches the memory that lookups of these keys will access. Each lookup alone has several dependent cache
+    /// misses (table, bucket, reference, page, entry); independent lookups overlap theirs. Changes nothing.
+    pub(crate) fn prefetch(&self, ids: &[KeyId]) {
+        // Each step runs for all keys before the next step: a step depends on the memory that the previous one
+        // loaded.
         let mut seen = 0;
         for id in ids {
-            seen ^= self.index.touch(id.slot, id.hash);
+            seen ^= self.index.prefetch(id.slot, id.hash);
         }
         std::hint::black_box(seen);
-        let mut guesses = [Ref::NONE; LOOK_AHEAD];
+        let mut guesses = [Ref::NONE; PREFETCH_KEYS];
         for (guess, id) in guesses.iter_mut().zip(ids) {
             *guess = self.index.guess(id.slot, id.hash);
         }
-        self.bring(&guesses);
+        self.prefetch_entries(&guesses);
     }
 
-    /// Brings entries from memory, all of them at once.
-    fn bring(&self, entries: &[Ref]) {
+    /// Prefetches entries together.
+    fn prefetch_entries(&self, entries: &[Ref]) {
         let mut seen = 0;
         for at in entries.iter().filter(|at| **at != Ref::NONE) {
             let entry = self.arena.bytes(*at);
@@ -199,22 +199,22 @@ impl Keyspace {
         std::hint::black_box(seen);
     }
 
-    /// How many keys there are.
+    /// Number of keys.
     pub fn len(&self) -> usize {
         self.keys - self.hidden_keys
     }
 
-    /// Whether there is none.
+    /// True if there are no keys.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// How many keys expire one day.
+    /// Number of keys with an expire time.
     pub fn expiring(&self) -> usize {
         self.expires.len()
     }
 
-    /// Mean time to live, in milliseconds, over a few of those that expire next and last.
+    /// Average TTL in milliseconds, sampled from the keys that expire first and last.
     pub fn average_ttl(&self, now: i64) -> i64 {
         let (first, last) = (self.expires.first(), self.expires.last());
         match (first, last) {
@@ -223,12 +223,12 @@ impl Keyspace {
         }
     }
 
-    /// How many keys a slot has.
+    /// Number of keys in a slot.
     pub fn slot_len(&self, slot: u16) -> usize {
         if self.is_hidden(slot) { 0 } else { self.index.len(slot) }
     }
 
-    /// Bytes in use for keys and values.
+    /// Memory used by keys and values, in bytes.
     pub fn memory(&self) -> usize {
         self.arena.used_bytes()
             + self.index.bytes()
@@ -236,12 +236,12 @@ impl Keyspace {
             + (self.expires.len() + self.hidden_expires.len()) * 24
     }
 
-    /// Bytes the machine gave for entries, used or not.
+    /// Memory allocated for entries, used or not.
     pub fn held_bytes(&self) -> usize {
         self.arena.held_bytes() + self.index.taken() + self.outside
     }
 
-    /// The seconds that are noted at each access.
+    /// Sets the clock for access times (LRU), in seconds.
     pub fn set_access_clock(&mut self, seconds: u32) {
         self.access_now = seconds & 0xff_ffff;
         if let Some(lfu) = &mut self.lfu {
@@ -249,18 +249,18 @@ impl Keyspace {
         }
     }
 
-    /// Notes how often keys are used instead of when; `None` stops that.
+    /// Switches between LFU counters and, with `None`, access times (LRU).
     pub(crate) fn set_lfu(&mut self, lfu: Option<Lfu>) {
         self.lfu = lfu;
     }
 
-    /// How often a key was used, if that is noted: grows with the logarithm of accesses, and shrinks with time.
+    /// LFU frequency of a key, under an LFU policy: logarithmic in the number of accesses, decaying with time.
     pub fn frequency(&self, key: &[u8]) -> Option<u8> {
         let note = self.access(key)?;
         self.lfu.as_ref().map(|lfu| lfu.frequency(note))
     }
 
-    /// The note that makes a key look as often used as this.
+    /// Sets the LFU frequency of a key.
     pub(crate) fn set_frequency(&mut self, key: &[u8], frequency: u8) {
         if let Some(lfu) = &self.lfu {
             let note = lfu.note(frequency);
@@ -268,7 +268,7 @@ impl Keyspace {
         }
     }
 
-    /// Hides what has expired by then from lookups.
+    /// Hides keys that expire at or before `until` from lookups.
     pub(crate) fn hide_expired(&mut self, until: i64) {
         self.hidden_until = until;
     }
@@ -312,17 +312,17 @@ impl Keyspace {
         if flags & LONG_KEY == 0 { stored } else { self.long_keys.get(entry::number(stored, 0)) }
     }
 
-    /// Whether the key is there.
+    /// True if the key exists.
     pub fn contains(&self, key: &[u8]) -> bool {
         self.find(self.id_of(key), key).is_some()
     }
 
-    /// What the key holds.
+    /// The value of a key.
     pub fn get(&self, key: &[u8]) -> Option<Item<'_>> {
         self.find(self.id_of(key), key).map(|(_, at)| self.item(at))
     }
 
-    /// The same, and the access is noted for eviction.
+    /// The value of a key; updates its access information for eviction.
     pub fn touch(&mut self, key: &[u8]) -> Option<Item<'_>> {
         let (_, at) = self.find(self.id_of(key), key)?;
         if let Some(lfu) = &mut self.lfu {
@@ -334,25 +334,25 @@ impl Keyspace {
         Some(self.item(at))
     }
 
-    /// The access note of a key.
+    /// The access information (LRU or LFU) of a key.
     pub fn access(&self, key: &[u8]) -> Option<u32> {
         self.find(self.id_of(key), key).map(|(_, at)| entry::access(self.arena.bytes(at)))
     }
 
-    /// Sets the access note of a key.
+    /// Sets the access information of a key.
     pub fn set_access(&mut self, key: &[u8], access: u32) {
         if let Some((_, at)) = self.find(self.id_of(key), key) {
             entry::set_access(self.arena.bytes_mut(at), access);
         }
     }
 
-    /// Whether a small string was ever changed in place (`OBJECT ENCODING` says `raw`).
+    /// True if a small string was ever modified in place (`OBJECT ENCODING` then reports `raw`).
     pub fn is_raw(&self, key: &[u8]) -> bool {
         self.find(self.id_of(key), key)
             .is_some_and(|(_, at)| entry::parse(self.arena.bytes(at)).flags & RAW != 0)
     }
 
-    /// A value that is no string, to change it. The expiry stays.
+    /// A value other than a string, for modification. The expire time stays.
     pub fn value_mut(&mut self, key: &[u8]) -> Option<&mut Value> {
         let id = self.id_of(key);
         self.before_change(id.slot);
@@ -372,7 +372,7 @@ impl Keyspace {
         }
     }
 
-    /// Puts a string there, in place of whatever there was. The expiry becomes `expires_at`.
+    /// Sets a string and replaces the previous value and expire time.
     pub fn set_str(&mut self, key: &[u8], value: &[u8], expires_at: Option<i64>) {
         self.put_str(key, value, expires_at, 0);
     }
@@ -388,7 +388,7 @@ impl Keyspace {
         self.write(id, found, key, flags, expires_at, value);
     }
 
-    /// Puts a number there that is made from what there was. The expiry stays. Looks the key up once.
+    /// Replaces a value by a number computed from it. The expire time stays. One lookup.
     pub fn put_number<E>(
         &mut self,
         key: &[u8],
@@ -402,7 +402,7 @@ impl Keyspace {
         Ok(number)
     }
 
-    /// Puts a value there, in place of whatever there was. The expiry becomes `expires_at`.
+    /// Sets a value and replaces the previous value and expire time.
     pub fn put(&mut self, key: &[u8], value: Value, expires_at: Option<i64>) {
         let id = self.id_of(key);
         let found = self.find(id, key);
@@ -412,7 +412,7 @@ impl Keyspace {
         self.write(id, found, key, OUTSIDE, expires_at, &number.to_le_bytes());
     }
 
-    /// Puts back what [`Keyspace::take`] or a copy gave.
+    /// Inserts a value returned by [`Keyspace::take`] or a copy.
     pub fn put_owned(&mut self, key: &[u8], owned: Owned, expires_at: Option<i64>) {
         match owned {
             Owned::Str(string) => self.set_str(key, &string, expires_at),
@@ -420,7 +420,8 @@ impl Keyspace {
         }
     }
 
-    /// Changes a string; a missing one is empty. The expiry stays. Not for keys that hold something else.
+    /// Modifies a string in place; a missing one is created empty. The expire time stays. Not for keys of other
+    /// types.
     pub fn edit_str<T>(&mut self, key: &[u8], edit: impl FnOnce(&mut Vec<u8>) -> T) -> T {
         let id = self.id_of(key);
         let Some((_, at)) = self.find(id, key) else {
@@ -483,7 +484,7 @@ impl Keyspace {
         let head = entry::parse(self.arena.bytes(old));
         if head.is_outside() {
             let number = entry::number(self.arena.bytes(old), head.value.0);
-            // The same value under a new expiry keeps its number.
+            // The same value with a new expire time keeps its number.
             if !(flags & OUTSIDE != 0 && value == number.to_le_bytes()) {
                 self.drop_value(number);
             }
@@ -514,7 +515,7 @@ impl Keyspace {
     }
 
     fn alloc(&mut self, len: usize) -> Ref {
-        // maxmemory is far below; a process that gets here would have been killed for its memory.
+        // maxmemory is far lower; a process of this size would have been killed by the OOM killer.
         self.arena.alloc(len).expect("a keyspace holds at most 32 GiB of small entries")
     }
 
@@ -533,7 +534,7 @@ impl Keyspace {
         }
     }
 
-    /// Forgets a key. Answers whether it was there.
+    /// Deletes a key. Returns whether it existed.
     pub fn remove(&mut self, key: &[u8]) -> bool {
         let id = self.id_of(key);
         let Some((place, at)) = self.find(id, key) else { return false };
@@ -547,7 +548,7 @@ impl Keyspace {
         true
     }
 
-    /// Takes a value out, with its expiry.
+    /// Removes a key and returns its value and expire time.
     pub fn take(&mut self, key: &[u8]) -> Option<(Owned, Option<i64>)> {
         let id = self.id_of(key);
         let (place, at) = self.find(id, key)?;
@@ -586,12 +587,12 @@ impl Keyspace {
         self.hidden_keys -= usize::from(self.is_hidden(id.slot));
     }
 
-    /// When the key expires; `None` when it is not there, `Some(None)` when it stays.
+    /// Expire time of a key; `None` if it does not exist, `Some(None)` if it is persistent.
     pub fn expiry(&self, key: &[u8]) -> Option<Option<i64>> {
         self.find(self.id_of(key), key).map(|(_, at)| entry::expiry_of(self.arena.bytes(at)))
     }
 
-    /// Sets or clears the expiry of a key that is there. Answers whether it is.
+    /// Sets or clears the expire time of an existing key. Returns whether it exists.
     pub fn set_expiry(&mut self, key: &[u8], expires_at: Option<i64>) -> bool {
         let id = self.id_of(key);
         let Some((place, at)) = self.find(id, key) else { return false };
@@ -604,25 +605,25 @@ impl Keyspace {
         true
     }
 
-    /// The moment the next key expires.
+    /// The earliest expire time.
     pub fn next_expiry(&self) -> Option<i64> {
         self.expires.first().map(|(at, _)| *at)
     }
 
-    /// The key that expires next, if it has by `now`.
+    /// The key with the earliest expire time, if it is due at `now`.
     pub fn first_expired(&self, now: i64) -> Option<&[u8]> {
         self.expires.first().filter(|(at, _)| *at <= now).map(|(_, at)| self.key_at(*at))
     }
 
-    /// The key that expires next.
+    /// The key with the earliest expire time.
     pub fn next_to_expire(&self) -> Option<&[u8]> {
         self.expires.first().map(|(_, at)| self.key_at(*at))
     }
 
-    /// Forgets every key. What took long to free is handed to [`Keyspace::take_garbage`].
+    /// Deletes all keys. Values that are expensive to free are returned by [`Keyspace::take_garbage`].
     pub fn clear(&mut self) {
         if self.hidden.is_some() {
-            // What is on its way here is not ours to forget.
+            // Slots that are being imported are not part of this keyspace yet and stay.
             for slot in 0..SLOTS as u16 {
                 if !self.is_hidden(slot) {
                     self.clear_slot(slot);
@@ -640,12 +641,12 @@ impl Keyspace {
         self.garbage.extend(old.values.items.drain(..).filter_map(|(value, _)| value));
     }
 
-    /// Values to be dropped where that harms nobody.
+    /// Values to be freed lazily, outside the shard's lock.
     pub fn take_garbage(&mut self) -> Vec<Value> {
         std::mem::take(&mut self.garbage)
     }
 
-    /// Brings the account of memory up to date with values that were changed in place.
+    /// Updates the memory accounting of values that were modified in place.
     pub fn settle(&mut self) {
         while let Some(number) = self.touched.pop() {
             if let Some((Some(value), bytes)) = self.values.items.get_mut(number as usize) {
@@ -656,10 +657,10 @@ impl Keyspace {
         }
     }
 
-    /// Shows keys of one slot, up to `most`.
+    /// Up to `most` keys of one slot (CLUSTER GETKEYSINSLOT).
     pub fn keys_in_slot(&self, slot: u16, most: usize) -> Vec<Vec<u8>> {
         let mut keys = Vec::new();
-        if self.is_seen(slot) {
+        if self.is_visible(slot) {
             let mut at = Some(0);
             while let Some(position) = at.filter(|_| keys.len() < most) {
                 at = self.index.scan(slot, position, |entry| {
@@ -672,58 +673,58 @@ impl Keyspace {
         keys
     }
 
-    /// One step of a scan: shows the keys of a group of a table and gives the cursor of the next; 0 when it was the last.
+    /// One SCAN step: visits the keys of one group and returns the cursor of the next; 0 at the end.
     ///
-    /// A cursor is the slot in its lower 14 bits and the upper 50 bits of the position in that slot's table.
-    pub fn scan(&self, cursor: u64, mut show: impl FnMut(&[u8], Item<'_>, Option<i64>)) -> u64 {
+    /// A cursor is the slot in the lower 14 bits and the upper 50 bits of the position in that slot's table.
+    pub fn scan(&self, cursor: u64, mut visit: impl FnMut(&[u8], Item<'_>, Option<i64>)) -> u64 {
         let (from, mut position) = ((cursor & 0x3fff) as u16, cursor & !0x3fff);
-        let mut slots = (from..SLOTS as u16).filter(|slot| self.is_seen(*slot));
+        let mut slots = (from..SLOTS as u16).filter(|slot| self.is_visible(*slot));
         let Some(slot) = slots.next() else { return 0 };
         if slot != from {
             position = 0;
         }
         let next = self.index.scan(slot, position, |at| {
             let expires_at = entry::expiry_of(self.arena.bytes(at));
-            show(self.key_at(at), self.item(at), expires_at);
+            visit(self.key_at(at), self.item(at), expires_at);
         });
         match next {
-            // Positions step by powers of two; a table would need 2^47 pieces to lose a bit here.
+            // Positions advance by powers of two; a table would need 2^47 buckets to lose a bit here.
             Some(next) => next & !0x3fff | u64::from(slot),
             None => slots.next().map_or(0, u64::from),
         }
     }
 
-    /// Shows everything: key, what it holds, expiry.
-    pub fn for_each(&self, mut show: impl FnMut(&[u8], Item<'_>, Option<i64>)) {
-        for slot in (0..SLOTS as u16).filter(|slot| self.is_seen(*slot)) {
-            self.index.for_each(slot, |at| show(self.key_at(at), self.item(at), self.expiry_at(at)));
+    /// Visits every key with its value and expire time.
+    pub fn for_each(&self, mut visit: impl FnMut(&[u8], Item<'_>, Option<i64>)) {
+        for slot in (0..SLOTS as u16).filter(|slot| self.is_visible(*slot)) {
+            self.index.for_each(slot, |at| visit(self.key_at(at), self.item(at), self.expiry_at(at)));
         }
     }
 
-    /// Some key, picked by `dice(n)`, which gives a number below n.
-    pub fn random_key(&self, mut dice: impl FnMut(usize) -> usize) -> Option<&[u8]> {
+    /// A random key, selected by `random_below(n)`, which returns a number below n.
+    pub fn random_key(&self, mut random_below: impl FnMut(usize) -> usize) -> Option<&[u8]> {
         if self.is_empty() {
             return None;
         }
-        let start = dice(SLOTS) as u16;
-        let slot = (start..SLOTS as u16).chain(0..start).find(|slot| self.is_seen(*slot))?;
-        self.index.pick(slot, dice).map(|at| self.key_at(at))
+        let start = random_below(SLOTS) as u16;
+        let slot = (start..SLOTS as u16).chain(0..start).find(|slot| self.is_visible(*slot))?;
+        self.index.pick(slot, random_below).map(|at| self.key_at(at))
     }
 
-    /// Some key of a slot.
-    pub(crate) fn random_key_of(&self, slot: u16, dice: impl FnMut(usize) -> usize) -> Option<&[u8]> {
-        if !self.is_seen(slot) {
+    /// A random key of a slot.
+    pub(crate) fn random_key_of(&self, slot: u16, random_below: impl FnMut(usize) -> usize) -> Option<&[u8]> {
+        if !self.is_visible(slot) {
             return None;
         }
-        self.index.pick(slot, dice).map(|at| self.key_at(at))
+        self.index.pick(slot, random_below).map(|at| self.key_at(at))
     }
 
-    /// The so many-th key in the order of expiry. Takes as long as there are keys before it.
+    /// The nth key in order of expire time. Linear in n.
     pub(crate) fn nth_expiring(&self, nth: usize) -> Option<&[u8]> {
         self.expires.iter().nth(nth).map(|(_, at)| self.key_at(*at))
     }
 
-    /// Bytes a key and its value take, everything included.
+    /// Total memory of a key and its value (MEMORY USAGE).
     pub fn memory_of(&self, key: &[u8]) -> Option<usize> {
         let (_, at) = self.find(self.id_of(key), key)?;
         let bytes = self.arena.bytes(at);
@@ -745,7 +746,7 @@ fn hash_at(arena: &Arena, long_keys: &Slab<Box<[u8]>>, seed: [u64; 2], at: Ref) 
     }
 }
 
-/// A seeded hash of short strings: eight bytes at a time, each mixed in by a wide multiplication.
+/// A seeded hash of short strings: eight bytes at a time, each mixed by a wide multiplication.
 fn hash(bytes: &[u8], seed: [u64; 2]) -> u64 {
     let fold = |a: u64, b: u64| {
         let wide = u128::from(a) * u128::from(b);

@@ -1,18 +1,19 @@
 //! The store: a Redis Cluster whose memory is a view of a replicated journal.
 //!
 //! A shard is one [`keyspace::Keyspace`] under one lock with one journal. A command runs on the event loop of its
-//! connection ([`cmd`] has one file per family), what it changed is appended to the journal as [`effects`], and nothing
-//! that could show an uncommitted change leaves the shard before the journal has committed it.
+//! connection ([`cmd`] has one file per family), its changes are appended to the journal as [`effects`], and no reply
+//! that could show an uncommitted change is sent before the journal has committed it.
 //!
 //! Invariants: the keyspace and the commands are pure (time and randomness are inputs); a replay of the effects gives
 //! the same keyspace; no lock is held across an await.
 
 #![warn(missing_docs)]
 
-mod away;
+mod active_expiry;
 mod busy;
 pub mod cluster;
 pub mod cmd;
+pub mod command_stats;
 mod connection;
 pub mod ctx;
 pub mod deferred;
@@ -23,12 +24,12 @@ pub mod evict;
 pub mod exec;
 pub mod functions;
 pub mod hazard;
-mod keeper;
 pub mod keyspace;
 pub mod log;
 pub mod memory;
+mod migration;
 pub mod monitor;
-mod moves;
+mod offloaded;
 pub mod ops;
 pub mod output_limit;
 mod peer;
@@ -43,17 +44,17 @@ pub mod service;
 pub mod session;
 pub mod settings;
 pub mod shard;
+mod shard_task;
 pub mod shared;
 pub mod slot_set;
 pub mod snapshot;
-pub mod tally;
 pub mod tracking;
 pub mod value;
 
-/// How many slots there are.
+/// The number of hash slots.
 pub const SLOTS: usize = moim_wire_resp::Slot::COUNT as usize;
 
-/// The slot of a key.
+/// The hash slot of a key.
 pub fn slot_of(key: &[u8]) -> u16 {
     moim_wire_resp::Slot::of(key).get()
 }

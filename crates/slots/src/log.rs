@@ -1,7 +1,7 @@
-//! The journal of a shard as the shard sees it: it appends frames and is told how far they are committed.
+//! The journal of a shard as the shard sees it: it appends frames and learns how far they are committed.
 //!
-//! A frame is one batch of effects at one offset. On a node alone, committed is durable; in a cluster it is what the
-//! in-sync replicas have.
+//! A frame is one batch of effects at one offset. On a standalone node durable means committed; in a cluster a frame is
+//! committed once the in-sync replicas have it.
 
 use std::io;
 use std::sync::Arc;
@@ -9,44 +9,44 @@ use std::sync::Arc;
 use bytes::Bytes;
 use moim_journal::{Append, AppendError, Chunk, Framing as _, Journal, PlainFraming, ReadError};
 
-/// Why a frame was not taken.
+/// Why a frame was not appended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LogError {
-    /// Not now: the disk is behind or full. Nothing was taken.
-    Later,
+    /// Busy: the disk is behind or full. Nothing was appended; try again later.
+    Busy,
     /// This node does not lead the shard in that epoch.
     NotLeader,
 }
 
-/// A shard's journal.
+/// The journal of a shard.
 pub trait ShardLog: Send + Sync + 'static {
     /// Appends one frame at `base`, which is the end of the journal.
     fn append(&self, base: i64, epoch: i32, time_ms: i64, payload: &[u8]) -> Result<(), LogError>;
     /// The journal itself, for reading.
     fn journal(&self) -> &Arc<Journal>;
-    /// Whether writes would be refused now for lack of disk.
+    /// True if writes would be refused now because the disk is full.
     fn is_full(&self) -> bool {
         false
     }
-    /// Whether enough replicas are in sync for a write to be committed.
-    fn admits(&self) -> bool {
+    /// True if enough replicas are in sync for a write to be committed.
+    fn has_min_isr(&self) -> bool {
         true
     }
-    /// Whether this node leads the shard, and in which epoch.
-    fn leads(&self) -> Option<i32>;
-    /// Whether this node follows the shard's leader.
-    fn follows(&self) -> bool {
+    /// The leader epoch if this node leads the shard.
+    fn leader_epoch(&self) -> Option<i32>;
+    /// True if this node follows the leader of the shard.
+    fn is_follower(&self) -> bool {
         false
     }
-    /// The epoch of the newest frame.
+    /// The leader epoch of the newest frame.
     fn last_epoch(&self) -> i32 {
         self.journal().epochs().last().map_or(0, |(epoch, _)| *epoch)
     }
-    /// How many other replicas have everything below `end`.
+    /// The number of other replicas that have everything below `end`.
     fn replicas_with(&self, end: i64) -> usize;
 }
 
-/// The bytes of the journal's own frame before the payload.
+/// The length of the journal's frame header before the payload.
 const HEADER: usize = 36;
 
 /// Appends a payload to a journal without copying it first.
@@ -62,7 +62,7 @@ pub fn append(
     journal.append(Append { base, last: base, epoch, max_timestamp_ms: time_ms, prefix, body: &body })
 }
 
-/// The frames from `from` up to `until`, about `max_bytes` of them: (offset, payload).
+/// Reads the frames from `from` up to `until`, about `max_bytes` of them: (offset, payload).
 pub fn read(
     journal: &Journal,
     from: i64,
@@ -75,12 +75,14 @@ pub fn read(
     while let Some(chunk) = chunks.next() {
         let mut bytes = bytes_of(chunk)?;
         while !bytes.is_empty() {
-            let damaged = || io::Error::new(io::ErrorKind::InvalidData, "a frame that makes no sense");
+            let damaged = || {
+                io::Error::new(io::ErrorKind::InvalidData, "undecodable frame header in the shard journal")
+            };
             let frame = PlainFraming.peek(&bytes).ok_or_else(damaged)?;
             let payload = if frame.len <= bytes.len() {
                 bytes.split_to(frame.len).slice(HEADER..)
             } else {
-                // A large frame that is in memory comes in two pieces: what was put before the payload, and the payload.
+                // A large frame in memory comes in two chunks: the header and the payload.
                 let payload = bytes_of(chunks.next().ok_or_else(damaged)?)?;
                 if std::mem::take(&mut bytes).len() != HEADER || payload.len() + HEADER != frame.len {
                     return Err(damaged().into());
@@ -102,13 +104,13 @@ fn bytes_of(chunk: &Chunk) -> Result<Bytes, ReadError> {
     }
 }
 
-/// A journal on this node alone.
+/// The journal of a standalone node.
 pub struct LocalLog {
     journal: Arc<Journal>,
 }
 
 impl LocalLog {
-    /// This journal, led by this node.
+    /// A journal that this node always leads.
     pub fn new(journal: Arc<Journal>) -> Self {
         Self { journal }
     }
@@ -118,9 +120,9 @@ impl ShardLog for LocalLog {
     fn append(&self, base: i64, epoch: i32, time_ms: i64, payload: &[u8]) -> Result<(), LogError> {
         match append(&self.journal, base, epoch, time_ms, payload) {
             Ok(()) => Ok(()),
-            Err(AppendError::Busy | AppendError::Full | AppendError::Io(_)) => Err(LogError::Later),
+            Err(AppendError::Busy | AppendError::Full | AppendError::Io(_)) => Err(LogError::Busy),
             Err(error) => {
-                tracing::error!(%error, "the journal of a shard takes no more");
+                tracing::error!(%error, "shard journal append failed");
                 Err(LogError::NotLeader)
             }
         }
@@ -130,7 +132,7 @@ impl ShardLog for LocalLog {
         &self.journal
     }
 
-    fn leads(&self) -> Option<i32> {
+    fn leader_epoch(&self) -> Option<i32> {
         Some(1)
     }
 
@@ -149,7 +151,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn frames_read_back_whether_they_are_in_memory_or_in_a_file_and_whatever_their_size() {
+    fn frames_of_any_size_are_read_back_from_memory_and_from_files() {
         let options = StoreOptions { bypass_bytes: 1_000, min_free_bytes: 0, ..StoreOptions::default() };
         let clock = Arc::new(ManualClock::at(1_000));
         let store = Store::open(Path::new("/data"), Arc::new(SimDisk::new()), clock, options).unwrap();
@@ -161,7 +163,7 @@ mod tests {
             tag: 0,
         };
         let journal = store.journal(JournalId { incarnation: 1, part: 0 }, options).unwrap();
-        journal.set_fleeting(true);
+        journal.set_uncached(true);
         let sizes = [10, 5_000, 20, 30, 3 << 20, 40];
         let payload = |at: usize| vec![at as u8; sizes[at]];
         for at in 0..sizes.len() {
@@ -178,7 +180,7 @@ mod tests {
         };
         check("in memory");
         while store.pump() {}
-        assert!(store.stats().ring_bytes < 1 << 20, "it has left memory");
+        assert!(store.stats().ring_bytes < 1 << 20, "the frames have left memory");
         check("in files");
     }
 }

@@ -1,14 +1,14 @@
-//! The memory of all shards of a node together: `maxmemory` is one limit for the node, not for each shard replica.
+//! Memory accounting over all shards of a node: `maxmemory` is one limit per node, not per shard replica.
 //!
-//! Every shard reports what its keyspace takes when a turn ends. A primary lets keys go while the node is above the limit and its
-//! own shard above its share of it, an equal part for each shard replica here; the replicas of other shards follow their
-//! primaries, which do the same. A node that is above the limit although its own shards are within their shares refuses
-//! writes instead of deleting what did not cause it.
+//! Every shard reports the memory of its keyspace when a turn ends. A primary evicts keys while the node exceeds the
+//! limit and its own shard exceeds its share, an equal part for each shard replica on the node; replicas of other
+//! shards follow their primaries, which do the same. If the node exceeds the limit although its own shards are within
+//! their shares, it rejects writes instead of evicting keys that did not cause the excess.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicUsize, Ordering};
 
-/// What the shards of a node take.
+/// Memory usage of the shards of a node.
 #[derive(Default)]
 pub struct NodeMemory {
     used: AtomicI64,
@@ -21,13 +21,13 @@ impl NodeMemory {
         u64::try_from(self.used.load(Ordering::Relaxed)).unwrap_or(0)
     }
 
-    /// What one shard may take of a limit before it has to give something up.
+    /// The part of a limit that one shard may use before it must evict.
     pub fn share(&self, limit: u64) -> u64 {
         limit / self.shards.load(Ordering::Relaxed).max(1) as u64
     }
 }
 
-/// The part of one shard.
+/// Memory usage of one shard.
 #[derive(Default)]
 pub(crate) struct ShardMemory {
     node: Option<Arc<NodeMemory>>,
@@ -35,7 +35,7 @@ pub(crate) struct ShardMemory {
 }
 
 impl ShardMemory {
-    /// Reports what the keyspace takes now.
+    /// Reports the current memory of the keyspace.
     #[inline]
     pub(crate) fn report(&mut self, node: &Arc<NodeMemory>, bytes: usize) {
         let bytes = bytes as i64;
@@ -49,7 +49,7 @@ impl ShardMemory {
         }
     }
 
-    /// Bytes of all keyspaces of the node, with this one taking `own` by now.
+    /// Bytes of all keyspaces of the node, counting this shard with its current `own` bytes.
     pub(crate) fn used_with(&self, node: &NodeMemory, own: usize) -> u64 {
         u64::try_from(node.used.load(Ordering::Relaxed) - self.reported + own as i64).unwrap_or(0)
     }
@@ -69,7 +69,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn shards_share_the_memory_of_their_node() {
+    fn shards_share_the_maxmemory_of_their_node() {
         let node = Arc::new(NodeMemory::default());
         let (mut one, mut two) = (ShardMemory::default(), ShardMemory::default());
         assert_eq!(node.share(300), 300);

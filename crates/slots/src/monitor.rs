@@ -1,7 +1,7 @@
-//! MONITOR: clients that see every command of this node.
+//! MONITOR: clients that receive every command processed by this node.
 //!
-//! Commands are shown as they ran, with passwords left out, and say nothing about what came of them: so nothing waits for a commit.
-//! Costs a load of an atomic for each command while nobody watches.
+//! Commands are sent as executed, with passwords redacted and without their results, so no commit is awaited. While
+//! no client monitors, the cost is one atomic load per command.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -14,7 +14,7 @@ use moim_wire_resp::Args;
 use crate::session::Mailbox;
 use crate::shared::lock;
 
-/// Who watches.
+/// The clients in MONITOR mode.
 #[derive(Default)]
 pub struct Monitors {
     count: AtomicUsize,
@@ -22,26 +22,26 @@ pub struct Monitors {
 }
 
 impl Monitors {
-    /// Whether anybody watches.
+    /// True if any client monitors.
     pub fn any(&self) -> bool {
         self.count.load(Ordering::Relaxed) > 0
     }
 
-    /// A client watches.
+    /// Adds a client to MONITOR mode.
     pub fn add(&self, client: u64, mailbox: &Arc<Mailbox>) {
         let mut clients = lock(&self.clients);
         clients.insert(client, Arc::clone(mailbox));
         self.count.store(clients.len(), Ordering::Relaxed);
     }
 
-    /// A client watches no more.
+    /// Removes a client from MONITOR mode.
     pub fn remove(&self, client: u64) {
         let mut clients = lock(&self.clients);
         clients.remove(&client);
         self.count.store(clients.len(), Ordering::Relaxed);
     }
 
-    /// Shows a command; `who` sent it.
+    /// Sends a command to all monitors; `who` is the address of its client.
     pub fn show(&self, at_us: i64, who: &str, args: &Args<'_>) {
         let mut line = format!("+{}.{:06} [0 {who}]", at_us / 1_000_000, at_us % 1_000_000);
         let hidden = secrets(args);
@@ -59,7 +59,7 @@ impl Monitors {
     }
 }
 
-/// Which arguments are nobody's business.
+/// The arguments to redact (passwords).
 fn secrets(args: &Args<'_>) -> std::ops::Range<usize> {
     let is =
         |at: usize, word: &str| args.get(at).is_some_and(|arg| arg.eq_ignore_ascii_case(word.as_bytes()));
@@ -69,7 +69,8 @@ fn secrets(args: &Args<'_>) -> std::ops::Range<usize> {
     if !is(0, "hello") && !is(0, "migrate") {
         return 0..0;
     }
-    // The option with the password ends at the next one, and both are last as a rule: what is behind them is left out, too.
+    // The AUTH option with its password ends at the next option, and both usually come last: everything after them is
+    // redacted, too.
     let option = (1..args.len()).find(|at| is(*at, "auth") || is(*at, "auth2"));
     option.map_or(0..0, |at| at + 1..args.len().min(at + 3))
 }
@@ -85,7 +86,7 @@ fn quote(line: &mut String, arg: &[u8]) {
             7 => line.push_str("\\a"),
             8 => line.push_str("\\b"),
             b' '..=b'~' => line.push(char::from(byte)),
-            // Writing to a string cannot fail.
+            // `write!` to a String cannot fail.
             _ => drop(write!(line, "\\x{byte:02x}")),
         }
     }
@@ -100,8 +101,8 @@ mod tests {
     use crate::session::Session;
 
     #[test]
-    fn commands_are_shown_without_passwords() {
-        let (monitors, session) = (Monitors::default(), Session::nobody());
+    fn monitor_redacts_passwords() {
+        let (monitors, session) = (Monitors::default(), Session::internal());
         monitors.add(1, &session.mailbox);
         let shown = |words: &[&str]| {
             monitors.show(12_000_034, "1.2.3.4:5", &OwnedArgs::from_slices(words).args());

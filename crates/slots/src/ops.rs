@@ -1,7 +1,7 @@
-//! What a command asks of the cluster and has to wait for: changes of the slot map, elections.
+//! Cluster operations of commands: changes of the slot map, elections.
 //!
-//! A command hands an [`Op`] over and makes its client wait; the service carries it out on its own thread and puts the
-//! answer into the client's mailbox.
+//! A command submits an [`Op`] and blocks its client; the service executes it on its own thread and puts the reply into
+//! the client's mailbox.
 
 use std::sync::Arc;
 
@@ -14,55 +14,55 @@ use crate::error::{Done, Error};
 use crate::session::{Block, Mailbox};
 use crate::shard::Shard;
 
-/// A request to the service.
+/// A cluster operation, submitted to the service.
 pub struct Op {
-    /// What is asked.
+    /// The operation.
     pub kind: OpKind,
-    /// The shard of the node that was asked.
+    /// The shard of the Redis node that received the command.
     pub shard: Arc<Shard>,
-    /// Who asks.
+    /// The id of the client that waits.
     pub client: u64,
     mailbox: Arc<Mailbox>,
     protocol: Protocol,
 }
 
-/// See [`Op`].
+/// The kind of an [`Op`].
 pub enum OpKind {
     /// A change of the slot map.
     Map(MapChange),
-    /// This replica is to lead its shard.
+    /// CLUSTER FAILOVER: this replica becomes the primary of its shard.
     Failover,
-    /// What a transaction of CLUSTER commands asks for, in order.
-    Several(Vec<Step>),
+    /// The CLUSTER commands of one transaction, in order.
+    Transaction(Vec<Step>),
 }
 
-/// One command of such a transaction.
+/// One command of a transaction of CLUSTER commands.
 pub enum Step {
-    /// It has been answered.
-    Said(Bytes),
-    /// A change of the slot map.
+    /// A command that was answered already.
+    Answered(Bytes),
+    /// A command that changes the slot map.
     Change(MapChange),
 }
 
-/// A change of the slot map, as the shard that was asked sees it.
+/// A change of the slot map, from the point of view of the shard that received the command.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum MapChange {
-    /// The slot comes from that shard.
+    /// SETSLOT IMPORTING: (slot, source shard).
     Import(u16, u16),
-    /// The slot goes to that shard.
+    /// SETSLOT MIGRATING: (slot, target shard).
     Migrate(u16, u16),
-    /// The slot belongs to that shard.
+    /// SETSLOT NODE: (slot, new owner).
     Assign(u16, u16),
-    /// The slot stays where it is.
+    /// SETSLOT STABLE: ends importing and migrating.
     Stable(u16),
-    /// These slots, which nobody has, are ours.
+    /// ADDSLOTS: assigns unassigned slots to this shard.
     Add(Vec<u16>),
-    /// Nobody has these slots any more.
+    /// DELSLOTS: unassigns slots.
     Remove(Vec<u16>),
 }
 
 impl MapChange {
-    /// The slots it is about.
+    /// The slots that the change is about.
     pub(crate) fn slots(&self) -> Vec<u16> {
         match self {
             Self::Import(slot, _) | Self::Migrate(slot, _) | Self::Assign(slot, _) | Self::Stable(slot) => {
@@ -74,19 +74,19 @@ impl MapChange {
 }
 
 impl Op {
-    /// Answers the client that waits.
+    /// Sends the reply to the blocked client.
     pub fn answer(&self, result: Result<(), Error>) {
         self.reply(|to| write(to, result));
     }
 
-    /// Answers a transaction: what was said, and what became of the changes, in order.
-    pub(crate) fn answer_several(&self, steps: &[Step], results: Vec<Result<(), Error>>) {
+    /// Sends the reply to a transaction: stored replies and results of the changes, in order.
+    pub(crate) fn answer_transaction(&self, steps: &[Step], results: Vec<Result<(), Error>>) {
         let mut results = results.into_iter();
         self.reply(|to| {
             to.array(steps.len());
             for step in steps {
                 match step {
-                    Step::Said(bytes) => to.buffer().extend_from_slice(bytes),
+                    Step::Answered(bytes) => to.buffer().extend_from_slice(bytes),
                     Step::Change(_) => write(to, results.next().unwrap_or(Err(Error::CLUSTER_DOWN))),
                 }
             }
@@ -96,7 +96,7 @@ impl Op {
     fn reply(&self, write: impl FnOnce(&mut Encoder<'_>)) {
         let mut out = BytesMut::new();
         write(&mut Encoder::new(&mut out, self.protocol));
-        self.mailbox.answer(out.freeze(), 0);
+        self.mailbox.deliver_reply(out.freeze(), 0);
     }
 }
 
@@ -107,13 +107,13 @@ fn write(to: &mut Encoder<'_>, result: Result<(), Error>) {
     }
 }
 
-/// Hands a request over and makes the client wait for its answer.
-pub(crate) fn ask(ctx: &mut Ctx<'_>, kind: OpKind) -> Done {
+/// Submits an operation and blocks the client until its reply.
+pub(crate) fn submit(ctx: &mut Ctx<'_>, kind: OpKind) -> Done {
     if let (Some(planned), OpKind::Map(change)) = (&mut ctx.session.planned, &kind) {
         planned.push(change.clone());
         return Ok(());
     }
-    // Unlike keys, the cluster is waited for on replicas, too.
+    // Unlike blocking on keys, this is possible on replicas, too.
     let may_wait = !ctx.nested && ctx.mode != Mode::Replay;
     let Some(shard) = ctx.session.shard.clone().filter(|_| may_wait) else {
         return Err(Error::err(
@@ -133,18 +133,18 @@ pub(crate) fn ask(ctx: &mut Ctx<'_>, kind: OpKind) -> Done {
         command: ctx.args.to_owned(),
         on_keys: false,
         replicas: None,
-        on_gone: false,
+        wake_on_delete: false,
     });
     Ok(())
 }
 
-/// Whether a transaction is of CLUSTER commands only: tools change slots that way.
-pub(crate) fn is_about_the_cluster(commands: &[(&'static Spec, OwnedArgs)]) -> bool {
+/// True for a transaction of CLUSTER commands only: `redis-cli` changes slots that way.
+pub(crate) fn is_cluster_transaction(commands: &[(&'static Spec, OwnedArgs)]) -> bool {
     !commands.is_empty() && commands.iter().all(|(spec, _)| spec.name.starts_with("cluster|"))
 }
 
-/// EXEC of CLUSTER commands: those that change slots are carried out one after the other, and the client waits.
-pub(crate) fn ask_several(ctx: &mut Ctx<'_>, commands: &[(&'static Spec, OwnedArgs)]) -> Done {
+/// EXEC of CLUSTER commands: changes of the slot map are executed one after the other while the client is blocked.
+pub(crate) fn submit_transaction(ctx: &mut Ctx<'_>, commands: &[(&'static Spec, OwnedArgs)]) -> Done {
     let mut steps = Vec::new();
     ctx.session.planned = Some(Vec::new());
     for (spec, command) in commands {
@@ -152,8 +152,8 @@ pub(crate) fn ask_several(ctx: &mut Ctx<'_>, commands: &[(&'static Spec, OwnedAr
         ctx.call(spec, command);
         let said = ctx.out.buffer().split_off(start).freeze();
         let planned = ctx.session.planned.as_mut().and_then(Vec::pop);
-        steps.push(planned.map_or(Step::Said(said), Step::Change));
+        steps.push(planned.map_or(Step::Answered(said), Step::Change));
     }
     ctx.session.planned = None;
-    ask(ctx, OpKind::Several(steps))
+    submit(ctx, OpKind::Transaction(steps))
 }

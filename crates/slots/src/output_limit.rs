@@ -1,36 +1,36 @@
-//! `client-output-buffer-limit`: how much a client may leave unread before it is disconnected.
+//! `client-output-buffer-limit`: the client output buffer size at which a client is disconnected.
 //!
-//! A hard limit acts at once, a soft one when it was exceeded without a pause for so many seconds. 0 is no limit. The class of
-//! replicas is kept and shown, and has no clients here: replicas follow the journal.
+//! The hard limit applies immediately, the soft limit when it is exceeded continuously for the given seconds. 0 means
+//! no limit. The `slave` class is stored and shown but has no clients: replicas follow the journal.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::settings::bytes;
 
-/// The classes in the order in which they are shown.
+/// The client classes in the order of CONFIG GET.
 const CLASSES: [&str; 3] = ["normal", "slave", "pubsub"];
 
-/// Which limits hold for a client.
+/// The client class that selects the limits.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Class {
-    /// It asks and is answered.
+    /// A client in request/reply mode.
     Normal = 0,
-    /// It has subscribed to something.
+    /// A client with at least one subscription.
     PubSub = 2,
 }
 
-/// The limits of one class.
+/// The output buffer limits of one class.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Limit {
-    /// Bytes.
+    /// Hard limit in bytes.
     pub hard: u64,
-    /// Bytes.
+    /// Soft limit in bytes.
     pub soft: u64,
-    /// How long the soft limit may be exceeded.
+    /// Seconds for which the soft limit may be exceeded.
     pub soft_seconds: u64,
 }
 
-/// The limits of all classes, to be read without a lock.
+/// The limits of all classes, readable without a lock.
 #[derive(Default)]
 pub struct OutputLimits {
     numbers: [[AtomicU64; 3]; 3],
@@ -53,7 +53,7 @@ impl OutputLimits {
         }
     }
 
-    /// The classes that a text names.
+    /// Parses the setting; classes that are not named are `None`.
     pub(crate) fn read(text: &str) -> Result<[Option<Limit>; 3], String> {
         let words: Vec<&str> = text.split_whitespace().collect();
         if !words.len().is_multiple_of(4) {
@@ -88,7 +88,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn classes_that_are_not_named_keep_their_limits() {
+    fn unnamed_client_classes_keep_their_output_buffer_limits() {
         let settings = crate::settings::Settings::default();
         let set =
             |value: &str| settings.set_all(&[("client-output-buffer-limit".to_owned(), value.to_owned())]);

@@ -1,50 +1,103 @@
-//! Between the stores of two nodes: frames over a connection of the peer port.
+//! Connections between the stores of two nodes over the peer port: framing, and the requests that are served on them.
 //!
-//! A connection begins with [`MAGIC`]; then frames go both ways: length (4), length of the head (4), the head as JSON, and
-//! bytes that the head speaks of. Heads of a newer program that are not understood end the connection.
+//! A connection begins with [`MAGIC`]; then frames go both ways: length (4), length of the head (4), the head as JSON,
+//! and the payload that the head describes. A head that this version does not know ends the connection.
+//!
+//! Requests are of three kinds: PUBLISH for the subscribers of this node (without a response), questions about a node
+//! (its wall clock, the keys of a slot), and the slot migration protocol (`migration/protocol.rs`). The names in the
+//! heads are part of the connection format.
 
 use std::future::poll_fn;
 use std::io::{self, IoSlice};
 
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 use moim_base::socket::Socket;
-use serde::Serialize;
 use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
 
-/// What a connection between stores begins with; its last byte is the version.
+use crate::migration::protocol::{MigrationRequest, MigrationResponse};
+
+/// The first bytes of a connection between stores; the last byte is the protocol version.
 pub const MAGIC: &[u8; 8] = b"MOIMSLT\x02";
 
-/// The largest frame: one batch of effects, which holds the largest request that clients may send, and some room.
+/// The largest frame: one batch of effects, which holds the largest request of a client, and its overhead.
 const MAX_FRAME: usize = 2 << 30;
-/// What is read at a time.
+/// Bytes that are read at a time.
 const READ_BYTES: usize = 64 << 10;
 
-/// One end.
-pub(crate) struct Wire {
+/// A request to the store of another node.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum PeerRequest {
+    /// PUBLISH or SPUBLISH for the subscribers of this node; there is no response. The payload is channel and message.
+    Publish {
+        /// True for SPUBLISH.
+        sharded: bool,
+        /// The length of the channel name in the payload.
+        channel: usize,
+    },
+    /// The reading of the wall clock.
+    Clock,
+    /// The number of keys that the primary of a shard has in a slot, by a slot map of at least this epoch.
+    CountKeys {
+        /// The shard.
+        shard: u16,
+        /// The slot.
+        slot: u16,
+        /// The epoch of the slot map of the node that asks.
+        map_epoch: u64,
+    },
+    /// A request of the slot migration protocol; on the wire it has no tag of its own.
+    #[serde(untagged)]
+    Migration(MigrationRequest),
+}
+
+/// The response to a [`PeerRequest`].
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum PeerResponse {
+    /// The wall clock, in milliseconds since 1970.
+    Clock {
+        /// Milliseconds since 1970.
+        wall_ms: i64,
+    },
+    /// The number of keys.
+    Count {
+        /// The number of keys.
+        keys: u64,
+    },
+    /// This node does not lead the shard, or its slot map is older.
+    #[serde(rename = "NotHere")]
+    NotPrimary,
+    /// A response of the slot migration protocol; on the wire it has no tag of its own.
+    #[serde(untagged)]
+    Migration(MigrationResponse),
+}
+
+/// One end of a connection between stores.
+pub(crate) struct PeerConnection {
     socket: Box<dyn Socket>,
     input: BytesMut,
 }
 
-impl Wire {
-    /// A connection that was accepted; its magic is read already.
+impl PeerConnection {
+    /// A connection without the exchange of [`MAGIC`].
     pub(crate) fn new(socket: Box<dyn Socket>) -> Self {
         Self { socket, input: BytesMut::new() }
     }
 
-    /// A connection that was made.
+    /// The client end: sends [`MAGIC`].
     pub(crate) async fn open(socket: Box<dyn Socket>) -> io::Result<Self> {
-        let mut wire = Self::new(socket);
-        wire.write(&[MAGIC]).await?;
-        Ok(wire)
+        let mut connection = Self::new(socket);
+        connection.write(&[MAGIC]).await?;
+        Ok(connection)
     }
 
-    /// A connection that was accepted, from its very beginning.
+    /// The server end: checks [`MAGIC`].
     pub(crate) async fn accept(socket: Box<dyn Socket>) -> io::Result<Self> {
-        let mut wire = Self::new(socket);
-        if !wire.fill(MAGIC.len()).await? || wire.input.split_to(MAGIC.len())[..] != MAGIC[..] {
+        let mut connection = Self::new(socket);
+        if !connection.fill(MAGIC.len()).await? || connection.input.split_to(MAGIC.len())[..] != MAGIC[..] {
             return Err(io::ErrorKind::InvalidData.into());
         }
-        Ok(wire)
+        Ok(connection)
     }
 
     /// Sends one frame.
@@ -75,7 +128,7 @@ impl Wire {
         Ok(())
     }
 
-    /// Reads until there are so many bytes; false when the other end closed between two frames.
+    /// Reads until `wanted` bytes are buffered; false if the peer closed the connection between two frames.
     async fn fill(&mut self, wanted: usize) -> io::Result<bool> {
         while self.input.len() < wanted {
             self.input.reserve((wanted - self.input.len()).clamp(READ_BYTES, 4 << 20));
@@ -90,7 +143,7 @@ impl Wire {
         Ok(true)
     }
 
-    /// The next frame; `None` at the end.
+    /// Receives the next frame; `None` if the peer closed the connection.
     pub(crate) async fn receive<T: DeserializeOwned>(&mut self) -> io::Result<Option<(T, Bytes)>> {
         let bad = || io::Error::from(io::ErrorKind::InvalidData);
         if !self.fill(4).await? {
@@ -120,39 +173,82 @@ mod tests {
     use super::*;
 
     #[test]
-    fn frames_arrive_as_they_were_sent() {
+    fn frames_are_received_as_they_were_sent() {
         let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
         runtime.block_on(async {
             let (one, two) = MemorySocket::pair();
             let large = vec![7; 3 << 20];
             let send = async {
-                let mut wire = Wire::open(Box::new(one)).await.unwrap();
-                wire.send(&"first", b"").await.unwrap();
-                wire.send(&"second", &large).await.unwrap();
+                let mut connection = PeerConnection::open(Box::new(one)).await.unwrap();
+                connection.send(&"first", b"").await.unwrap();
+                connection.send(&"second", &large).await.unwrap();
             };
             let receive = async {
-                let mut wire = Wire::accept(Box::new(two)).await.unwrap();
-                let (head, bytes) = wire.receive::<String>().await.unwrap().unwrap();
+                let mut connection = PeerConnection::accept(Box::new(two)).await.unwrap();
+                let (head, bytes) = connection.receive::<String>().await.unwrap().unwrap();
                 assert_eq!((head.as_str(), bytes.len()), ("first", 0));
-                let (head, bytes) = wire.receive::<String>().await.unwrap().unwrap();
+                let (head, bytes) = connection.receive::<String>().await.unwrap().unwrap();
                 assert_eq!((head.as_str(), &bytes[..]), ("second", &large[..]));
-                wire
+                connection
             };
-            let ((), mut wire) = tokio::join!(send, receive);
-            assert!(wire.receive::<String>().await.unwrap().is_none(), "the end");
+            let ((), mut connection) = tokio::join!(send, receive);
+            assert!(
+                connection.receive::<String>().await.unwrap().is_none(),
+                "the peer has closed the connection"
+            );
         });
     }
 
     #[test]
-    fn strangers_are_not_listened_to() {
+    fn connections_with_a_wrong_magic_or_frame_are_refused() {
         let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
         runtime.block_on(async {
             for bytes in [&b"GET / HTTP/1.1"[..], b"MOIMSLT\x09....", b"MOIMSLT\x02\xff\xff\xff\xff...."] {
                 let (mut one, two) = MemorySocket::pair();
                 one.try_write(&[IoSlice::new(bytes)]).unwrap();
-                let heard = async { Wire::accept(Box::new(two)).await?.receive::<String>().await };
-                assert!(heard.await.is_err(), "{bytes:?}");
+                let received =
+                    async { PeerConnection::accept(Box::new(two)).await?.receive::<String>().await };
+                assert!(received.await.is_err(), "{bytes:?}");
             }
         });
+    }
+
+    #[test]
+    fn migration_requests_share_the_wire_with_other_requests() {
+        let cases = [
+            (
+                PeerRequest::Publish { sharded: false, channel: 3 },
+                r#"{"Publish":{"sharded":false,"channel":3}}"#,
+            ),
+            (PeerRequest::Clock, r#""Clock""#),
+            (
+                PeerRequest::CountKeys { shard: 1, slot: 5, map_epoch: 9 },
+                r#"{"CountKeys":{"shard":1,"slot":5,"map_epoch":9}}"#,
+            ),
+            (PeerRequest::Migration(MigrationRequest::NextKeys { id: 7 }), r#"{"More":{"id":7}}"#),
+            (
+                PeerRequest::Migration(MigrationRequest::Tail { id: 7, from: 3 }),
+                r#"{"Tail":{"id":7,"from":3}}"#,
+            ),
+        ];
+        for (request, json) in cases {
+            assert_eq!(serde_json::to_string(&request).unwrap(), json);
+            assert_eq!(serde_json::from_str::<PeerRequest>(json).unwrap(), request);
+        }
+        let cases = [
+            (PeerResponse::Clock { wall_ms: 5 }, r#"{"Clock":{"wall_ms":5}}"#),
+            (PeerResponse::Count { keys: 5 }, r#"{"Count":{"keys":5}}"#),
+            (PeerResponse::NotPrimary, r#""NotHere""#),
+            (PeerResponse::Migration(MigrationResponse::Restart), r#""Gone""#),
+            (
+                PeerResponse::Migration(MigrationResponse::SnapshotStarted { position: 3 }),
+                r#"{"Begun":{"position":3}}"#,
+            ),
+        ];
+        for (response, json) in cases {
+            assert_eq!(serde_json::to_string(&response).unwrap(), json);
+            assert_eq!(serde_json::from_str::<PeerResponse>(json).unwrap(), response);
+        }
+        assert!(serde_json::from_str::<PeerRequest>(r#"{"Unknown":{}}"#).is_err());
     }
 }

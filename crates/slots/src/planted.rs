@@ -1,27 +1,27 @@
-//! Known bugs that a test can switch on, to show that the simulator finds them. Compiled with the feature `planted`
-//! alone, and asleep even then; no product has it.
+//! Planted bugs that a test can activate, to show that the simulator finds them. Compiled with the feature `planted`
+//! only, and inactive by default; no product has it.
 
 use std::cell::Cell;
 
-/// Which.
+/// A planted bug.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Bug {
-    /// Answers leave before what they show is committed.
+    /// Replies are sent before the changes that they show are committed.
     ReplyBeforeCommit,
-    /// A primary answers although its right to has run out.
+    /// A primary replies although its serving right has expired.
     ServePastRight,
-    /// The source of a move serves its slots again although the slot map still lets the target have them.
+    /// The source of a slot migration serves its slots again although the slot map still allows the flip to the target.
     ThawWithoutAbort,
     /// Shard time stands still while it is ahead of the wall clock.
     FrozenTime,
     /// Replay applies effects at the wall clock of the replica, not at the time that they carry.
     ReplayAtLocalClock,
-    /// Shard time takes any jump of the wall clock, whatever the other nodes' clocks show.
+    /// Shard time follows any jump of the wall clock, whatever the other nodes' clocks show.
     UnconfirmedJump,
 }
 
 impl Bug {
-    /// All of them.
+    /// All planted bugs.
     pub const ALL: [Self; 6] = [
         Self::ReplyBeforeCommit,
         Self::ServePastRight,
@@ -36,12 +36,12 @@ thread_local! {
     static PLANTED: Cell<Option<Bug>> = const { Cell::new(None) };
 }
 
-/// Switches one on for this thread, or all off.
+/// Activates one bug for this thread; `None` deactivates all.
 pub fn plant(bug: Option<Bug>) {
     PLANTED.set(bug);
 }
 
-/// Whether this one is on.
+/// True if this bug is active on this thread.
 pub fn is_on(bug: Bug) -> bool {
     PLANTED.get() == Some(bug)
 }

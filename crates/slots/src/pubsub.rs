@@ -1,9 +1,9 @@
-//! Who listens to which channel, and how a message reaches them.
+//! Pub/Sub: the subscribers of channels, patterns and sharded channels, and message delivery.
 //!
-//! One table for the node: the listeners of all its shards share it. Messages go through the mailboxes of the
-//! connections, which bound what piles up for a client that does not read.
+//! One table per node: the subscribers of all its shards share it. Messages go through the mailboxes of the
+//! connections, which bound the client output buffer of a slow reader.
 //!
-//! Lock order: a leaf. Nothing is called under the lock but mailboxes.
+//! Lock order: a leaf. Only mailboxes are called under the lock.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
@@ -19,59 +19,59 @@ use crate::events::{Notification, class};
 use crate::session::{Mailbox, Push, Session};
 use crate::shared::lock;
 
-/// What can be listened to.
+/// The kinds of subscription.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// A channel of the whole cluster.
+    /// A cluster-wide channel (SUBSCRIBE).
     Channel,
-    /// All channels whose name fits.
+    /// All channels that match a pattern (PSUBSCRIBE).
     Pattern,
-    /// A channel that lives with its slot.
+    /// A sharded channel, bound to its hash slot (SSUBSCRIBE).
     Sharded,
 }
 
-/// Names and who listens to them.
-type Table = HashMap<Box<[u8]>, BTreeMap<u64, Listener>>;
+/// Channel or pattern names with their subscribers.
+type Table = HashMap<Box<[u8]>, BTreeMap<u64, Subscriber>>;
 
 #[derive(Clone)]
-struct Listener {
+struct Subscriber {
     mailbox: Arc<Mailbox>,
     protocol: Protocol,
-    /// The shard whose commits its answers wait for.
+    /// The shard whose commits the subscriber's replies wait for.
     shard: Option<u16>,
 }
 
-/// See the module.
+/// The Pub/Sub registry of a node, see the module documentation.
 #[derive(Default)]
 pub struct PubSub {
     tables: Mutex<[Table; 3]>,
-    /// Where messages for other nodes go, once somebody takes them.
-    pub told: OnceLock<mpsc::Sender<Told>>,
+    /// Queue of messages for the other nodes, set once the forwarding task runs.
+    pub cluster_sender: OnceLock<mpsc::Sender<ClusterMessage>>,
 }
 
-/// A message for the subscribers of other nodes.
+/// A published message for the subscribers of other nodes.
 #[derive(Clone, Debug)]
-pub struct Told {
-    /// Whether its channel lives with its slot.
+pub struct ClusterMessage {
+    /// True for a sharded channel (SPUBLISH).
     pub sharded: bool,
-    /// The channel.
+    /// Name of the channel.
     pub channel: Box<[u8]>,
-    /// The message.
+    /// Payload of the message.
     pub message: Box<[u8]>,
-    /// What has to be committed first.
+    /// The commit that must precede delivery.
     pub gate: Gate,
 }
 
-/// What a message waits for: nothing, or that a shard has committed what it tells of.
+/// The commit gate of a message: none, or the journal end of a shard that must be committed first.
 #[derive(Clone, Default)]
 pub struct Gate {
-    /// The shard; none where the message comes from no shard of this node.
+    /// The shard; `None` if the message comes from no shard of this node.
     pub shard: Option<u16>,
-    /// The end of its journal; 0 is nothing.
+    /// The journal end to be committed; 0 for none.
     pub end: i64,
-    /// The shard's count of voided answers.
+    /// The shard's count of voided replies when the message was created.
     pub voided: u64,
-    /// Where messages for clients of other shards wait.
+    /// Queue for messages to clients of other shards.
     pub deferred: Option<Arc<Deferred>>,
 }
 
@@ -82,10 +82,10 @@ impl std::fmt::Debug for Gate {
 }
 
 impl Gate {
-    /// Nothing to wait for.
+    /// An open gate: the message does not wait.
     pub const OPEN: Gate = Gate { shard: None, end: 0, voided: 0, deferred: None };
 
-    /// Sends a message to a client of the shard `of`, once it may leave.
+    /// Sends a message to a client of the shard `of` once the gate is committed.
     pub(crate) fn send(&self, bytes: Bytes, mailbox: &Arc<Mailbox>, of: Option<u16>) {
         match &self.deferred {
             Some(deferred) if of != self.shard => deferred.send(mailbox, bytes, self.end, self.voided),
@@ -94,7 +94,7 @@ impl Gate {
     }
 }
 
-/// The same message for both protocols, written when somebody needs it.
+/// One message in both RESP versions, each encoded on first use.
 struct Message<'a> {
     parts: Vec<&'a [u8]>,
     written: [Option<Bytes>; 2],
@@ -105,16 +105,16 @@ impl<'a> Message<'a> {
         Message { parts, written: [None, None] }
     }
 
-    fn send(&mut self, listener: &Listener, gate: &Gate) {
-        let slot = &mut self.written[usize::from(listener.protocol == Protocol::Resp3)];
+    fn send(&mut self, subscriber: &Subscriber, gate: &Gate) {
+        let slot = &mut self.written[usize::from(subscriber.protocol == Protocol::Resp3)];
         let bytes = slot.get_or_insert_with(|| {
             let mut out = BytesMut::new();
-            let mut to = Encoder::new(&mut out, listener.protocol);
+            let mut to = Encoder::new(&mut out, subscriber.protocol);
             to.push(self.parts.len());
             self.parts.iter().for_each(|part| to.bulk(part));
             out.freeze()
         });
-        gate.send(bytes.clone(), &listener.mailbox, listener.shard);
+        gate.send(bytes.clone(), &subscriber.mailbox, subscriber.shard);
     }
 }
 
@@ -123,9 +123,9 @@ impl PubSub {
         lock(&self.tables)
     }
 
-    /// A client listens; says whether it did not before.
+    /// Subscribes a client; returns false if it was already subscribed.
     pub fn subscribe(&self, kind: Kind, name: &[u8], session: &Session) -> bool {
-        let listener = Listener {
+        let subscriber = Subscriber {
             mailbox: Arc::clone(&session.mailbox),
             protocol: session.protocol,
             shard: session.shard.as_ref().map(|shard| shard.index),
@@ -135,90 +135,91 @@ impl PubSub {
         if !table.contains_key(name) {
             table.insert(name.into(), BTreeMap::new());
         }
-        table.get_mut(name).is_some_and(|listeners| listeners.insert(session.id, listener).is_none())
+        table.get_mut(name).is_some_and(|subscribers| subscribers.insert(session.id, subscriber).is_none())
     }
 
-    /// A client listens no more; says whether it did.
+    /// Unsubscribes a client; returns whether it was subscribed.
     pub fn unsubscribe(&self, kind: Kind, name: &[u8], client: u64) -> bool {
         let mut tables = self.tables();
         let table = &mut tables[kind as usize];
-        let Some(listeners) = table.get_mut(name) else { return false };
-        let did = listeners.remove(&client).is_some();
-        if listeners.is_empty() {
+        let Some(subscribers) = table.get_mut(name) else { return false };
+        let did = subscribers.remove(&client).is_some();
+        if subscribers.is_empty() {
             table.remove(name);
         }
         did
     }
 
-    /// Whether a client listens to a name.
-    pub fn is_listening(&self, kind: Kind, name: &[u8], client: u64) -> bool {
-        self.tables()[kind as usize].get(name).is_some_and(|listeners| listeners.contains_key(&client))
+    /// True if the client is subscribed to this name.
+    pub fn is_subscribed(&self, kind: Kind, name: &[u8], client: u64) -> bool {
+        self.tables()[kind as usize].get(name).is_some_and(|subscribers| subscribers.contains_key(&client))
     }
 
-    /// Sends a message to everybody on this node who listens; says how many there are.
+    /// Delivers a message to the subscribers on this node; returns how many there are.
     pub fn publish(&self, channel: &[u8], message: &[u8], gate: &Gate) -> usize {
         let tables = self.tables();
-        let mut reached = 0;
-        if let Some(listeners) = tables[Kind::Channel as usize].get(channel) {
+        let mut receivers = 0;
+        if let Some(subscribers) = tables[Kind::Channel as usize].get(channel) {
             let mut message = Message::new(vec![b"message", channel, message]);
-            listeners.values().for_each(|listener| message.send(listener, gate));
-            reached += listeners.len();
+            subscribers.values().for_each(|subscriber| message.send(subscriber, gate));
+            receivers += subscribers.len();
         }
-        for (pattern, listeners) in &tables[Kind::Pattern as usize] {
+        for (pattern, subscribers) in &tables[Kind::Pattern as usize] {
             if glob(pattern, channel, false) {
                 let mut message = Message::new(vec![b"pmessage", pattern, channel, message]);
-                listeners.values().for_each(|listener| message.send(listener, gate));
-                reached += listeners.len();
+                subscribers.values().for_each(|subscriber| message.send(subscriber, gate));
+                receivers += subscribers.len();
             }
         }
-        reached
+        receivers
     }
 
-    /// The same for a channel that lives with its slot.
+    /// Delivers a sharded message to the subscribers on this node; returns how many there are.
     pub fn publish_sharded(&self, channel: &[u8], message: &[u8], gate: &Gate) -> usize {
         let tables = self.tables();
-        let Some(listeners) = tables[Kind::Sharded as usize].get(channel) else { return 0 };
+        let Some(subscribers) = tables[Kind::Sharded as usize].get(channel) else { return 0 };
         let mut message = Message::new(vec![b"smessage", channel, message]);
-        listeners.values().for_each(|listener| message.send(listener, gate));
-        listeners.len()
+        subscribers.values().for_each(|subscriber| message.send(subscriber, gate));
+        subscribers.len()
     }
 
-    /// Sends a message on to the other nodes; one that they cannot keep up with is lost, as anywhere between nodes.
-    pub fn tell_others(&self, sharded: bool, channel: &[u8], message: &[u8], gate: &Gate) {
-        if let Some(told) = self.told.get() {
-            let told_now = told.try_send(Told {
+    /// Forwards a message to the other nodes. A message that exceeds their queue is dropped, as on the Redis cluster
+    /// bus.
+    pub fn forward_to_nodes(&self, sharded: bool, channel: &[u8], message: &[u8], gate: &Gate) {
+        if let Some(cluster_sender) = self.cluster_sender.get() {
+            let sent = cluster_sender.try_send(ClusterMessage {
                 sharded,
                 channel: channel.into(),
                 message: message.into(),
                 gate: gate.clone(),
             });
-            if told_now.is_err() {
-                tracing::debug!("a message did not reach the other nodes");
+            if sent.is_err() {
+                tracing::debug!("cluster message dropped");
             }
         }
     }
 
-    /// Unsubscribes the clients of a shard from channels of slots that have left it. Their connections tell them, and count what
-    /// they still listen to.
-    pub fn leave_slots(&self, shard: u16, has_left: impl Fn(&[u8]) -> bool) {
+    /// Unsubscribes the clients of a shard from sharded channels whose slots have left it. Their connections send
+    /// `sunsubscribe` and update their subscription count.
+    pub fn unsubscribe_slots(&self, shard: u16, has_left: impl Fn(&[u8]) -> bool) {
         let mut tables = self.tables();
         let table = &mut tables[Kind::Sharded as usize];
         if table.is_empty() {
             return;
         }
-        for (channel, listeners) in table.iter_mut().filter(|(channel, _)| has_left(channel)) {
-            listeners.retain(|_, listener| {
-                let stays = listener.shard != Some(shard);
+        for (channel, subscribers) in table.iter_mut().filter(|(channel, _)| has_left(channel)) {
+            subscribers.retain(|_, subscriber| {
+                let stays = subscriber.shard != Some(shard);
                 if !stays {
-                    listener.mailbox.leave_channel(channel);
+                    subscriber.mailbox.remove_sharded_channel(channel);
                 }
                 stays
             });
         }
-        table.retain(|_, listeners| !listeners.is_empty());
+        table.retain(|_, subscribers| !subscribers.is_empty());
     }
 
-    /// Tells what happened to keys, as `notify-keyspace-events` wants it.
+    /// Publishes keyspace notifications as configured by `notify-keyspace-events`.
     pub fn notify(&self, notifications: &[Notification], wanted: u32, gate: &Gate) {
         for Notification { event, key, .. } in notifications {
             if wanted & class::KEYSPACE != 0 {
@@ -230,18 +231,18 @@ impl PubSub {
         }
     }
 
-    /// The names that somebody listens to and that fit.
+    /// Active channel or pattern names that match a pattern.
     pub fn names(&self, kind: Kind, pattern: Option<&[u8]>) -> Vec<Vec<u8>> {
         let fits = |name: &[u8]| pattern.is_none_or(|pattern| glob(pattern, name, false));
         self.tables()[kind as usize].keys().filter(|name| fits(name)).map(|name| name.to_vec()).collect()
     }
 
-    /// How many listen to a name.
-    pub fn listeners(&self, kind: Kind, name: &[u8]) -> usize {
+    /// Number of subscribers of a name.
+    pub fn subscribers(&self, kind: Kind, name: &[u8]) -> usize {
         self.tables()[kind as usize].get(name).map_or(0, BTreeMap::len)
     }
 
-    /// How many names somebody listens to.
+    /// Number of active names.
     pub fn count(&self, kind: Kind) -> usize {
         self.tables()[kind as usize].len()
     }
@@ -257,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn messages_reach_channels_and_patterns() {
+    fn messages_are_delivered_to_channels_and_patterns() {
         let pubsub = PubSub::default();
         let (one, mut two) = (
             Session::new(1, String::new(), String::new(), 0),
@@ -277,13 +278,13 @@ mod tests {
     }
 
     #[test]
-    fn a_message_for_a_client_of_another_shard_waits_for_the_shard_it_tells_of() {
+    fn message_to_client_of_another_shard_waits_for_the_commit() {
         let (pubsub, one) = (PubSub::default(), Session::new(1, String::new(), String::new(), 0));
         pubsub.subscribe(Kind::Channel, b"c", &one);
         let deferred = Arc::new(Deferred::default());
         let gate = Gate { shard: Some(3), end: 9, voided: 2, deferred: Some(Arc::clone(&deferred)) };
         pubsub.publish(b"c", b"m", &gate);
-        assert!(one.mailbox.take().pushes.is_empty(), "its change is not committed");
+        assert!(one.mailbox.take().pushes.is_empty(), "the write is not committed");
         deferred.release(9, 2);
         assert_eq!(one.mailbox.take().pushes[0].gate, 0);
         pubsub.publish(b"c", b"m", &Gate { shard: None, ..gate });
@@ -292,7 +293,7 @@ mod tests {
     }
 
     #[test]
-    fn notifications_name_the_key_and_the_event() {
+    fn keyspace_notifications_contain_key_and_event() {
         let (pubsub, one) = (PubSub::default(), Session::new(1, String::new(), String::new(), 0));
         pubsub.subscribe(Kind::Pattern, b"__key*", &one);
         let happened = [Notification { class: class::STRING, event: "set", key: b"k"[..].into() }];

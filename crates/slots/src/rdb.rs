@@ -1,9 +1,9 @@
-//! Values as Redis writes them to its snapshot files: what `DUMP` gives, `RESTORE` takes and `MIGRATE` sends.
+//! RDB serialization of values: the payloads of `DUMP`, `RESTORE` and `MIGRATE`.
 //!
-//! A payload is a type byte, a body, the version of the format (two bytes) and a CRC-64 of all before it.
-//! We write the plain forms, which every Redis since 4.0 reads (streams in that of 7.0); we read all forms up to Redis 7.2, packed
-//! ones included. A payload comes from outside: nothing in it is believed, and no memory is taken that the
-//! bytes received do not pay for.
+//! A payload is a type byte, a body, the RDB version (two bytes) and a CRC-64 of everything before it. We write the
+//! plain encodings, which every Redis since 4.0 reads (streams in that of 7.0); we read all encodings up to Redis
+//! 7.2, including packed ones. A payload is untrusted input: everything is validated, and no allocation exceeds what
+//! the received bytes justify.
 
 mod crc64;
 #[doc(hidden)]
@@ -22,15 +22,15 @@ use crate::value::set::Set;
 use crate::value::stream::Stream;
 use crate::value::zset::Zset;
 
-/// The version we write: that of Redis 7.0.
+/// The RDB version written: that of Redis 7.0.
 const VERSION: u16 = 10;
-/// The newest version whose types we know: that of Redis 7.4.
+/// The newest RDB version accepted: that of Redis 7.4.
 const NEWEST: u16 = 12;
 
-/// The mark of a library of functions.
+/// Opcode of a function library.
 const FUNCTION: u8 = 245;
 
-/// Numbers of the types we write.
+/// Type bytes of the encodings written.
 mod kind {
     pub(super) const STRING: u8 = 0;
     pub(super) const LIST: u8 = 1;
@@ -40,7 +40,7 @@ mod kind {
     pub(super) const STREAM_2: u8 = 19;
 }
 
-/// A value to write.
+/// A value to serialize.
 #[derive(Clone, Copy, Debug)]
 pub enum ObjectRef<'a> {
     /// A string.
@@ -57,7 +57,7 @@ pub enum ObjectRef<'a> {
     Stream(&'a Stream),
 }
 
-/// A value that was read.
+/// A deserialized value.
 #[derive(Clone, Debug)]
 pub enum Object {
     /// A string.
@@ -74,18 +74,18 @@ pub enum Object {
     Stream(Box<Stream>),
 }
 
-/// Why a payload was refused before its body was read.
+/// Why a payload was rejected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RestoreError {
-    /// The footer does not fit.
+    /// Wrong version or checksum in the footer.
     #[error("ERR DUMP payload version or checksum are wrong")]
     Footer,
-    /// The body is not what its type says.
+    /// The body does not match its type.
     #[error("ERR Bad data format")]
     Body,
 }
 
-/// The payload of a value.
+/// Serializes a value with footer (DUMP).
 pub fn dump(value: ObjectRef<'_>) -> Vec<u8> {
     let mut payload = Vec::new();
     write_object(&mut payload, value);
@@ -95,7 +95,7 @@ pub fn dump(value: ObjectRef<'_>) -> Vec<u8> {
     payload
 }
 
-/// The payload of libraries of functions: each its code behind a mark.
+/// Serializes function libraries: the code of each after an opcode.
 pub fn dump_functions<'a>(codes: impl Iterator<Item = &'a [u8]>) -> Vec<u8> {
     let mut payload = Vec::new();
     for code in codes {
@@ -114,7 +114,7 @@ pub fn restore_functions(payload: &[u8]) -> Result<Vec<Vec<u8>>, RestoreError> {
     read::functions(body, FUNCTION).map_err(|BadFormat| RestoreError::Body)
 }
 
-/// The body of a payload whose version and checksum are right.
+/// Verifies version and checksum and returns the body.
 fn checked(payload: &[u8]) -> Result<&[u8], RestoreError> {
     let body_end = payload.len().checked_sub(10).ok_or(RestoreError::Footer)?;
     let (covered, sum) = payload.split_at(body_end + 2);
@@ -125,18 +125,18 @@ fn checked(payload: &[u8]) -> Result<&[u8], RestoreError> {
     Ok(&payload[..body_end])
 }
 
-/// The value of a payload.
+/// Deserializes a payload (RESTORE).
 pub fn restore(payload: &[u8], limits: &crate::value::limits::Limits) -> Result<Object, RestoreError> {
     let body = checked(payload)?;
     read::object(body, limits).map_err(|BadFormat| RestoreError::Body)
 }
 
-/// The value of a type and a body that were checked otherwise.
+/// Deserializes a type byte and body that were verified otherwise.
 pub fn read_object(bytes: &[u8], limits: &crate::value::limits::Limits) -> Result<Object, BadFormat> {
     read::object(bytes, limits)
 }
 
-/// Type and body.
+/// Writes type byte and body.
 pub fn write_object(to: &mut Vec<u8>, value: ObjectRef<'_>) {
     match value {
         ObjectRef::String(bytes) => {
@@ -164,7 +164,7 @@ pub fn write_object(to: &mut Vec<u8>, value: ObjectRef<'_>) {
         ObjectRef::Zset(zset) => {
             to.push(kind::ZSET_2);
             write_length(to, zset.len() as u64);
-            // From the highest score down, as Redis does: the reader then always adds at one end.
+            // From the highest score down, as Redis does: the reader then always inserts at one end.
             for (member, score) in zset.iter().rev() {
                 write_string(to, member);
                 to.extend_from_slice(&score.to_le_bytes());
@@ -177,7 +177,7 @@ pub fn write_object(to: &mut Vec<u8>, value: ObjectRef<'_>) {
     }
 }
 
-/// A length: two bits of form, then 6, 14, 32 or 64 bits.
+/// Writes a length: two bits of form, then 6, 14, 32 or 64 bits.
 pub fn write_length(to: &mut Vec<u8>, length: u64) {
     match length {
         0..0x40 => to.push(length as u8),
@@ -193,7 +193,7 @@ pub fn write_length(to: &mut Vec<u8>, length: u64) {
     }
 }
 
-/// A string with its length before it.
+/// Writes a length-prefixed string.
 pub fn write_string(to: &mut Vec<u8>, bytes: &[u8]) {
     write_length(to, bytes.len() as u64);
     to.extend_from_slice(bytes);

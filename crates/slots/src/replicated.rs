@@ -1,8 +1,8 @@
-//! A shard's journal in a cluster: one copy under the replica driver.
+//! A shard's journal in a cluster: one replica under the replica driver.
 //!
-//! The driver tells the shard what becomes of its copy ([`Copy`]) and appends what it fetched while this node follows; the
-//! shard appends through [`ReplicatedLog`] while it leads. What the driver says arrives under the copy's lock, so it only
-//! changes atomics and wakes the keeper; the keeper does the rest.
+//! The driver reports role, commit and truncation to the shard ([`ShardReplica`]) and appends fetched frames while this
+//! node follows; the shard appends through [`ReplicatedLog`] while it leads. Callbacks run under the replica's lock, so
+//! they only change atomics and wake the shard task, which does the rest.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -17,42 +17,42 @@ use moim_replica::{Owner, Replicated};
 use crate::log::{self, LogError, ShardLog};
 use crate::shard::Shard;
 
-/// The journal of a shard, through its copy.
+/// The journal of a shard, appended to through its replica.
 pub struct ReplicatedLog {
     journal: Arc<Journal>,
     store: Arc<Store>,
-    copy: OnceLock<Arc<Replicated>>,
+    replica: OnceLock<Arc<Replicated>>,
 }
 
 impl ReplicatedLog {
-    /// Not under the driver yet.
+    /// A journal that is not attached to the replica driver yet.
     pub fn new(journal: Arc<Journal>, store: Arc<Store>) -> Self {
-        Self { journal, store, copy: OnceLock::new() }
+        Self { journal, store, replica: OnceLock::new() }
     }
 
-    /// The driver has it from now on.
-    pub fn attach(&self, copy: Arc<Replicated>) {
-        assert!(self.copy.set(copy).is_ok(), "a journal is attached once");
+    /// Attaches the replica of the driver.
+    pub fn attach(&self, replica: Arc<Replicated>) {
+        assert!(self.replica.set(replica).is_ok(), "a journal is attached once");
     }
 
-    /// The copy, once there is one.
-    pub fn copy(&self) -> Option<&Arc<Replicated>> {
-        self.copy.get()
+    /// The replica; `None` before it is attached.
+    pub fn replica(&self) -> Option<&Arc<Replicated>> {
+        self.replica.get()
     }
 }
 
 impl ShardLog for ReplicatedLog {
     fn append(&self, base: i64, epoch: i32, time_ms: i64, payload: &[u8]) -> Result<(), LogError> {
-        let copy = self.copy.get().ok_or(LogError::NotLeader)?;
-        let appended = copy.lead(false, |leads| {
+        let replica = self.replica.get().ok_or(LogError::NotLeader)?;
+        let appended = replica.lead(false, |leads| {
             if leads.0 != epoch {
                 return Err(LogError::NotLeader);
             }
             match log::append(&self.journal, base, epoch, time_ms, payload) {
                 Ok(()) => Ok(()),
-                Err(AppendError::Busy | AppendError::Full | AppendError::Io(_)) => Err(LogError::Later),
+                Err(AppendError::Busy | AppendError::Full | AppendError::Io(_)) => Err(LogError::Busy),
                 Err(error) => {
-                    tracing::error!(%error, "the journal of a shard takes no more");
+                    tracing::error!(%error, "shard journal append failed");
                     Err(LogError::NotLeader)
                 }
             }
@@ -68,62 +68,62 @@ impl ShardLog for ReplicatedLog {
         self.store.is_full()
     }
 
-    fn admits(&self) -> bool {
-        self.copy.get().is_some_and(|copy| copy.admit().is_ok())
+    fn has_min_isr(&self) -> bool {
+        self.replica.get().is_some_and(|replica| replica.admit().is_ok())
     }
 
-    fn leads(&self) -> Option<i32> {
-        self.copy.get()?.leader_epoch().map(|epoch| epoch.0)
+    fn leader_epoch(&self) -> Option<i32> {
+        self.replica.get()?.leader_epoch().map(|epoch| epoch.0)
     }
 
-    fn follows(&self) -> bool {
-        self.copy.get().is_some_and(|copy| copy.leader().is_some())
+    fn is_follower(&self) -> bool {
+        self.replica.get().is_some_and(|replica| replica.leader().is_some())
     }
 
     fn replicas_with(&self, end: i64) -> usize {
-        let Some(copy) = self.copy.get() else { return 0 };
-        let Some(record) = copy.record() else { return 0 };
-        let has = |node: &BrokerId| copy.progress_of(*node).is_some_and(|(written, _)| written.0 >= end);
+        let Some(replica) = self.replica.get() else { return 0 };
+        let Some(record) = replica.record() else { return 0 };
+        let has = |node: &BrokerId| replica.progress_of(*node).is_some_and(|(written, _)| written.0 >= end);
         record.value.replicas.iter().filter(|node| has(node)).count()
     }
 }
 
-/// What the driver tells about a shard's copy.
-pub struct Copy {
+/// Receives the callbacks of the replica driver for one shard.
+pub struct ShardReplica {
     shard: Arc<Shard>,
     clock: Arc<dyn Clock>,
-    /// The copy is to be deleted.
+    /// Set when this node is no replica of the shard any more; the replica is to be deleted.
     dropped: Arc<AtomicBool>,
 }
 
-impl Copy {
-    /// For this shard. `dropped` is set when this node has no part in it any more.
+impl ShardReplica {
+    /// The callbacks for `shard`. `dropped` is set when this node is no replica of it any more.
     pub fn new(shard: Arc<Shard>, clock: Arc<dyn Clock>, dropped: Arc<AtomicBool>) -> Self {
         Self { shard, clock, dropped }
     }
 }
 
-impl Owner for Copy {
+impl Owner for ShardReplica {
     fn on_lead(&self, epoch: LeaderEpoch, high_watermark: Offset) {
-        // Whoever led before may answer until its right has run out; the service takes this back where nobody can.
+        // The previous primary may hold the serving right for this long; the service revokes the wait if there is none.
         let wait_ms = FenceTuning::default().length_ms;
-        self.shard.set_right_from(epoch.0, self.clock.monotonic_ms() + wait_ms);
+        self.shard.set_serving_right_from(epoch.0, self.clock.monotonic_ms() + wait_ms);
         self.shard.on_committed(high_watermark.0);
-        self.shard.news.notify_one();
+        self.shard.task_wakeup.notify_one();
     }
 
     fn on_follow(&self, _leader: BrokerId, _epoch: LeaderEpoch) {
-        self.shard.news.notify_one();
+        self.shard.task_wakeup.notify_one();
     }
 
     fn on_idle(&self) {
-        self.shard.news.notify_one();
+        self.shard.task_wakeup.notify_one();
     }
 
     fn on_leadership_ended(&self) {
-        // Before anything else can be committed: answers that wait must not be taken for answered.
-        self.shard.void_answers();
-        self.shard.news.notify_one();
+        // Before any other commit: pending replies must not count as committed.
+        self.shard.void_pending_replies();
+        self.shard.task_wakeup.notify_one();
     }
 
     fn on_under_min_isr(&self) {}
@@ -135,15 +135,15 @@ impl Owner for Copy {
     fn on_appended(&self, _frames: &[Frame], _bytes: &Bytes) {}
 
     fn on_cut(&self, end: Offset) {
-        self.shard.on_cut(end.0);
+        self.shard.on_truncate(end.0);
     }
 
     fn snapshot(&self) -> Option<Snapshot> {
-        crate::snapshot::kept(&self.shard)
+        crate::snapshot::newest_for_follower(&self.shard)
     }
 
     fn forget_snapshots(&self) -> std::io::Result<()> {
-        crate::snapshot::forget(&self.shard)
+        crate::snapshot::remove_all(&self.shard)
     }
 
     fn install(&self, snapshot: Snapshot) -> Result<(), InstallError> {
@@ -152,6 +152,6 @@ impl Owner for Copy {
 
     fn on_drop(&self) {
         self.dropped.store(true, Ordering::Release);
-        self.shard.news.notify_one();
+        self.shard.task_wakeup.notify_one();
     }
 }

@@ -1,14 +1,15 @@
-//! Scripts: Lua 5.1 in a sandbox, one machine per thread.
+//! Lua scripting: Lua 5.1 in a sandbox, one interpreter per thread.
 //!
-//! A script runs to its end inside one command of the shard, as EXEC does: nothing else runs meanwhile, and what it
-//! changed is one batch. It reaches data through `redis.call` alone. Its memory is bounded; after `lua-time-limit` the
-//! shard calls itself busy, and SCRIPT KILL ends a script that has not written.
+//! A script runs to completion inside one command of the shard, as EXEC does: nothing else runs meanwhile, and its
+//! effects are one batch. It accesses data only through `redis.call`. Its memory is bounded; after `lua-time-limit`
+//! the shard replies BUSY, and SCRIPT KILL ends a script that has not written.
 //!
-//! Nothing a script does may outlive it: scripts see stand-ins of all tables (`prelude.lua`), and globals are refused.
+//! Nothing a script does may outlive it: scripts see proxies of all tables (`prelude.lua`), and globals are rejected.
 
 mod bits;
 mod cache;
 mod convert;
+mod interrupt;
 mod json;
 pub(crate) mod library;
 mod memory;
@@ -17,7 +18,6 @@ mod pack;
 mod patterns;
 pub(crate) mod sha1;
 mod strings;
-mod watch;
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -36,34 +36,33 @@ use crate::error::{Done, Error};
 use crate::settings::Policy;
 
 pub use self::cache::Scripts;
-use self::watch::{Stop, Watch};
+use self::interrupt::{Interrupt, Stop};
 
-/// What goes into the machine for a call or an answer without a look at its limit: with a limit every string and every table
-/// is made in a protected call, which costs more than the string. Anything larger is made under the limit, and so is everything
-/// once half of the memory is in use.
-const SMALL: usize = 64 << 10;
-/// How much of what is in use may be garbage before the machine begins to look for it, in percent of all.
-/// Not more: a machine that finds no memory does not look for garbage first.
-const PAUSE: i32 = 200;
-/// What a machine may hold before it is cleaned between two scripts. Below it Lua's own steps do: cleaning all of it is a
-/// tenth of a millisecond, more than most scripts take.
-const UNCLEANED: usize = 8 << 20;
-/// What a script is told when it may not take more.
+/// Bytes that may enter the interpreter for a call or reply without its memory limit: under the limit every string
+/// and table is created in a protected call, which costs more than the string. Anything larger is created under the
+/// limit, and so is everything once half of the memory is in use.
+const MAX_UNLIMITED: usize = 64 << 10;
+/// GC pause in percent. Not more: an interpreter that runs out of memory does not collect garbage first.
+const GC_PAUSE_PERCENT: i32 = 200;
+/// Memory above which a full GC runs between two scripts. Below it incremental GC suffices: a full collection takes a
+/// tenth of a millisecond, more than most scripts.
+const MIN_GC_THRESHOLD: usize = 8 << 20;
+/// The error text when the memory limit is reached.
 const NO_MEMORY: &str = "not enough memory";
-/// Compiled scripts that a thread keeps.
+/// Compiled scripts cached per thread.
 const MAX_COMPILED: usize = 1024;
 
-/// What a function for scripts gives.
-type Answer = mlua::Result<Value>;
-/// Several values.
-type Answers = mlua::Result<MultiValue>;
+/// Result of a function exposed to scripts.
+type LuaResult = mlua::Result<Value>;
+/// Several results of a function exposed to scripts.
+type LuaResults = mlua::Result<MultiValue>;
 
-/// An error on its way through a script: what `pcall` gives, and where it happened.
+/// An error propagating through a script: the value for `pcall`, and its source position.
 #[derive(Clone, Debug)]
 struct Raised {
     message: String,
     place: Option<(String, i64)>,
-    /// It is an error of Lua's own libraries: without a code where a script catches it.
+    /// True for errors of Lua's own libraries, which have no error code when a script catches them.
     is_native: bool,
 }
 
@@ -75,9 +74,9 @@ impl std::fmt::Display for Raised {
 
 impl std::error::Error for Raised {}
 
-/// An error of a library: the line stands before the text.
+/// Raises a library error: the source line precedes the text.
 fn raise(lua: &Lua, text: &str) -> mlua::Error {
-    let place = place(lua);
+    let place = source_position(lua);
     let message = match &place {
         Some((source, line)) => format!("ERR {}:{line}: {text}", source.trim_start_matches('@')),
         None => format!("ERR {text}"),
@@ -85,9 +84,9 @@ fn raise(lua: &Lua, text: &str) -> mlua::Error {
     mlua::Error::external(Raised { message, place, is_native: false })
 }
 
-/// The same as Lua's own libraries raise it.
+/// Raises an error as Lua's own libraries do.
 fn raise_native(lua: &Lua, text: &str) -> mlua::Error {
-    let place = place(lua);
+    let place = source_position(lua);
     let message = match &place {
         Some((source, line)) => format!("{}:{line}: {text}", source.trim_start_matches('@')),
         None => text.to_owned(),
@@ -95,12 +94,12 @@ fn raise_native(lua: &Lua, text: &str) -> mlua::Error {
     mlua::Error::external(Raised { message, place, is_native: true })
 }
 
-/// An error of `redis` itself, code and all.
+/// Raises an error of `redis`, with its error code.
 fn raise_coded(lua: &Lua, message: impl Into<String>) -> mlua::Error {
-    mlua::Error::external(Raised { message: message.into(), place: place(lua), is_native: false })
+    mlua::Error::external(Raised { message: message.into(), place: source_position(lua), is_native: false })
 }
 
-/// What was raised, whatever it was wrapped into on its way.
+/// The original error, however it was wrapped.
 fn find_raised(error: &mlua::Error) -> Option<&Raised> {
     match error {
         mlua::Error::CallbackError { cause, .. } | mlua::Error::WithContext { cause, .. } => {
@@ -121,67 +120,67 @@ fn wrong(at: usize, wanted: &str, found: &str) -> String {
 
 /// A script to run.
 pub(crate) struct Script<'a> {
-    /// Its name: forty hexadecimal digits.
+    /// SHA-1 digest in forty hexadecimal digits.
     pub(crate) sha: &'a str,
-    /// Its text.
+    /// Source text.
     pub(crate) source: &'a [u8],
     pub(crate) keys: Vec<&'a [u8]>,
     pub(crate) args: Vec<&'a [u8]>,
-    /// It may not write.
+    /// True for EVAL_RO: the script may not write.
     pub(crate) read_only: bool,
 }
 
 thread_local! {
-    static MACHINE: RefCell<Option<Machine>> = const { RefCell::new(None) };
+    static INTERPRETER: RefCell<Option<Interpreter>> = const { RefCell::new(None) };
 }
 
-/// How a run ended.
+/// The outcome of a script run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[must_use = "a script that left has no answer yet"]
-pub(crate) enum Ran {
-    /// Its answer is written.
-    Done,
-    /// It took long, had done nothing that counts, and is to run away from the loops.
-    Left,
+#[must_use = "an offloaded script has no reply yet"]
+pub(crate) enum RunOutcome {
+    /// The reply is written.
+    Completed,
+    /// The script took long, has no side effects yet, and must be offloaded from the event loops.
+    Offload,
 }
 
-/// Runs a script and writes its answer.
-pub(crate) fn run(ctx: &mut Ctx<'_>, script: &Script<'_>) -> Result<Ran, Error> {
-    with_machine(|machine| machine.run(ctx, script))?
+/// Runs a script and writes its reply.
+pub(crate) fn run(ctx: &mut Ctx<'_>, script: &Script<'_>) -> Result<RunOutcome, Error> {
+    with_interpreter(|interpreter| interpreter.run(ctx, script))?
 }
 
-/// Says whether a script can be compiled.
+/// Checks that a script compiles.
 pub(crate) fn check(source: &[u8]) -> Done {
     let (body, _) = shebang(source)?;
-    with_machine(|machine| machine.compile(&body).map(|_| ()))?
+    with_interpreter(|interpreter| interpreter.compile(&body).map(|_| ()))?
 }
 
-/// Whether a script says of itself that it may write although memory is short.
+/// True if the shebang declares `allow-oom`.
 fn allows_oom(source: &[u8]) -> bool {
     let line = source.split(|byte| *byte == b'\n').next().unwrap_or_default();
     line.starts_with(b"#!") && String::from_utf8_lossy(line).contains("allow-oom")
 }
 
-/// Whether a script says of itself that it writes nothing.
-pub(crate) fn promises_no_writes(source: &[u8]) -> bool {
+/// True if the shebang declares `no-writes`.
+pub(crate) fn declares_no_writes(source: &[u8]) -> bool {
     shebang(source).is_ok_and(|(_, read_only)| read_only)
 }
 
-/// Forgets what was compiled on this thread.
+/// Drops the interpreter of this thread with its compiled scripts.
 pub(crate) fn flush() {
-    MACHINE.with_borrow_mut(|machine| *machine = None);
+    INTERPRETER.with_borrow_mut(|interpreter| *interpreter = None);
 }
 
-fn with_machine<T>(act: impl FnOnce(&mut Machine) -> T) -> Result<T, Error> {
-    MACHINE.with_borrow_mut(|slot| {
+fn with_interpreter<T>(act: impl FnOnce(&mut Interpreter) -> T) -> Result<T, Error> {
+    INTERPRETER.with_borrow_mut(|slot| {
         if slot.is_none() {
-            *slot = Some(Machine::new().map_err(|error| Error::err(format_args!("no Lua: {error}")))?);
+            *slot = Some(Interpreter::new().map_err(|error| Error::err(format_args!("no Lua: {error}")))?);
         }
         slot.as_mut().map(act).ok_or(Error::SYNTAX)
     })
 }
 
-/// The first line may say `#!lua flags=…`. Gives the text without it, and whether it promises not to write.
+/// Parses an optional `#!lua flags=…` line. Returns the source without it, and whether it declares `no-writes`.
 fn shebang(source: &[u8]) -> Result<(Vec<u8>, bool), Error> {
     let Some(rest) = source.strip_prefix(b"#!") else { return Ok((source.to_vec(), false)) };
     let end = rest.iter().position(|&byte| byte == b'\n').ok_or(Error::err("Invalid script shebang"))?;
@@ -204,47 +203,47 @@ fn shebang(source: &[u8]) -> Result<(Vec<u8>, bool), Error> {
             }
         }
     }
-    // The line stays, empty, so that errors name the right ones.
+    // The line end stays, so that errors report the right line numbers.
     Ok((rest[end..].to_vec(), read_only))
 }
 
-/// A script or a function that is to run now.
+/// A script or function call.
 struct Call<'a> {
-    /// What errors call it.
+    /// The name in error messages.
     label: &'a str,
-    /// What is remembered about how quick it is.
-    trusted_as: &'a str,
+    /// The key in the statistics of quick scripts.
+    cache_key: &'a str,
     function: &'a Function,
     runner: &'a Function,
     keys: &'a [&'a [u8]],
     args: &'a [&'a [u8]],
     read_only: bool,
-    /// It may write although memory is short.
-    may_exceed: bool,
+    /// True if the call may write above `maxmemory`.
+    allow_oom: bool,
 }
 
-/// A Lua machine with what scripts need.
-struct Machine {
+/// A Lua interpreter with the libraries for scripts.
+struct Interpreter {
     lua: Lua,
     environment: Table,
     runner: Function,
-    /// The same for functions, which get their keys and arguments as such.
+    /// Runs functions, which receive keys and arguments as parameters.
     function_runner: Function,
-    /// The functions of the libraries it has seen, by the digest of their code.
+    /// Functions of the loaded libraries, by the digest of their code.
     libraries: HashMap<String, HashMap<String, Function>>,
-    /// The table behind `redis`: the functions that run commands are put into it for each script.
+    /// The table behind `redis`: the functions that run commands are set for each script.
     redis: Table,
     compiled: HashMap<String, (Function, bool)>,
     random: Rc<Cell<u64>>,
     protocol: Rc<Cell<Protocol>>,
     json: Rc<Cell<json::Settings>>,
-    watch: Rc<Watch>,
-    /// It is cleaned when it holds more.
-    clean_above: usize,
+    interrupt: Rc<Interrupt>,
+    /// A full GC runs above this memory usage.
+    gc_threshold: usize,
 }
 
-impl Machine {
-    fn new() -> mlua::Result<Machine> {
+impl Interpreter {
+    fn new() -> mlua::Result<Interpreter> {
         let libraries = StdLib::STRING | StdLib::TABLE | StdLib::MATH;
         let lua = Lua::new_with(libraries, LuaOptions::default())?;
         let (random, protocol) = (Rc::new(Cell::new(1)), Rc::new(Cell::new(Protocol::Resp2)));
@@ -254,10 +253,10 @@ impl Machine {
         let prelude = lua.load(include_str!("script/prelude.lua")).set_name("=prelude");
         let (environment, runner, function_runner) = prelude.call::<(Table, Function, Function)>(raw)?;
         memory::install(&lua)?;
-        lua.gc_set_mode(GcMode::Incremental(GcIncParams::default().pause(PAUSE)));
-        let watch: Rc<Watch> = Rc::default();
-        watch.install_here();
-        Ok(Machine {
+        lua.gc_set_mode(GcMode::Incremental(GcIncParams::default().pause(GC_PAUSE_PERCENT)));
+        let interrupt: Rc<Interrupt> = Rc::default();
+        interrupt.install_here();
+        Ok(Interpreter {
             lua,
             environment,
             runner,
@@ -268,8 +267,8 @@ impl Machine {
             random,
             protocol,
             json,
-            watch,
-            clean_above: UNCLEANED,
+            interrupt,
+            gc_threshold: MIN_GC_THRESHOLD,
         })
     }
 
@@ -297,48 +296,48 @@ impl Machine {
         Ok((function, read_only))
     }
 
-    fn run(&mut self, ctx: &mut Ctx<'_>, script: &Script<'_>) -> Result<Ran, Error> {
+    fn run(&mut self, ctx: &mut Ctx<'_>, script: &Script<'_>) -> Result<RunOutcome, Error> {
         let (function, no_writes) = self.find(script)?;
         let runner = self.runner.clone();
         let call = Call {
             label: script.sha,
-            trusted_as: script.sha,
+            cache_key: script.sha,
             function: &function,
             runner: &runner,
             keys: &script.keys,
             args: &script.args,
             read_only: script.read_only || no_writes,
-            may_exceed: allows_oom(script.source),
+            allow_oom: allows_oom(script.source),
         };
         self.execute(ctx, &call)
     }
 
-    /// Runs what was compiled, and writes its answer.
-    fn execute(&mut self, ctx: &mut Ctx<'_>, call: &Call<'_>) -> Result<Ran, Error> {
+    /// Runs a compiled script and writes its reply.
+    fn execute(&mut self, ctx: &mut Ctx<'_>, call: &Call<'_>) -> Result<RunOutcome, Error> {
         self.random.set(0);
         self.protocol.set(Protocol::Resp2);
         self.json.set(json::Settings::default());
-        self.watch.begin(&self.lua, ctx).map_err(|error| failed(&error))?;
-        memory::begin(ctx.shared.script_budget(), self.watch.may_leave());
+        self.interrupt.begin(&self.lua, ctx).map_err(|error| failed(&error))?;
+        memory::begin(ctx.shared.script_budget(), self.interrupt.may_offload());
         let began = ctx.shared.clock.monotonic_ns();
         let outcome = self.call(ctx, call);
-        // Under the watch as well: a table that holds another often makes an answer without an end.
-        let answer = match outcome {
+        // Also subject to interruption: a table that contains another many times can make an endless reply.
+        let reply = match outcome {
             Ok((true, value)) => convert::to_reply(&value, self.protocol.get()),
             Ok((false, value)) => Err(raised(&value, call.label)),
             Err(error) => Err(failed(&error)),
         };
-        ctx.shared.scripts.on_run(call.trusted_as, ctx.shared.clock.monotonic_ns().saturating_sub(began));
-        let lacks_memory = matches!(&answer, Err(error) if error.0.contains(NO_MEMORY));
-        let leaves = lacks_memory && self.watch.may_leave();
-        let stopped = self.watch.end(&self.lua);
-        // The value is gone by now: what a script gave back would count as in use.
-        self.clean();
+        ctx.shared.scripts.on_run(call.cache_key, ctx.shared.clock.monotonic_ns().saturating_sub(began));
+        let is_out_of_memory_error = matches!(&reply, Err(error) if error.0.contains(NO_MEMORY));
+        let offloads = is_out_of_memory_error && self.interrupt.may_offload();
+        let stopped = self.interrupt.end(&self.lua);
+        // After the result was dropped: otherwise the GC would count it as in use.
+        self.collect_garbage();
         memory::end(&self.lua);
         match stopped {
-            Some(Stop::Left) => return Ok(Ran::Left),
-            // There it has more memory from its begin on.
-            None if leaves => return Ok(Ran::Left),
+            Some(Stop::Offload) => return Ok(RunOutcome::Offload),
+            // Offloaded, it has more memory from the start.
+            None if offloads => return Ok(RunOutcome::Offload),
             Some(why) => {
                 if why.discards_effects()
                     && !ctx.fx.is_empty()
@@ -351,20 +350,21 @@ impl Machine {
             }
             None => {}
         }
-        answer?.write(&mut ctx.out);
-        Ok(Ran::Done)
+        reply?.write(&mut ctx.out);
+        Ok(RunOutcome::Completed)
     }
 
-    /// Takes the machine's garbage away when there may be much of it.
-    fn clean(&mut self) {
-        if self.lua.used_memory() > self.clean_above.min(memory::limit() / 2) {
+    /// Runs a full GC if there may be much garbage.
+    fn collect_garbage(&mut self) {
+        if self.lua.used_memory() > self.gc_threshold.min(memory::limit() / 2) {
             let _ = self.lua.gc_collect();
-            // Never near the limit: there a script finds no memory, and the machine does not look for garbage by itself.
-            self.clean_above = (2 * self.lua.used_memory()).clamp(UNCLEANED, memory::MAX_MEMORY / 2);
+            // Never near the limit: a script would run out of memory there, and the interpreter does not collect
+            // garbage on its own.
+            self.gc_threshold = (2 * self.lua.used_memory()).clamp(MIN_GC_THRESHOLD, memory::MAX_MEMORY / 2);
         }
     }
 
-    /// Lends the command to the machine while the script runs.
+    /// Lends the command context to the interpreter while the script runs.
     fn call(&self, ctx: &mut Ctx<'_>, call: &Call<'_>) -> mlua::Result<(bool, Value)> {
         let bytes = call.keys.iter().chain(call.args).map(|text| 64 + text.len()).sum();
         let (keys, args) =
@@ -372,12 +372,12 @@ impl Machine {
         let caller = RefCell::new(Caller {
             ctx,
             read_only: call.read_only,
-            may_exceed: call.may_exceed,
+            allow_oom: call.allow_oom,
             slot: call.keys.first().map(|key| crate::slot_of(key)),
             protocol: &self.protocol,
-            watch: &self.watch,
+            interrupt: &self.interrupt,
             buffer: BytesMut::new(),
-            answered: 0,
+            reply_len: 0,
         });
         self.lua.scope(|scope| {
             let run = |lua: &Lua, args: MultiValue| caller.borrow_mut().call(lua, &args, true);
@@ -390,7 +390,8 @@ impl Machine {
         })
     }
 
-    /// A list of texts. They are put into it one by one: each one that is held takes a place in the machine, which has few.
+    /// A Lua list of strings. They are inserted one by one: each value held occupies one of the few reference slots
+    /// of the interpreter.
     fn strings(&self, of: &[&[u8]]) -> mlua::Result<Table> {
         let list = self.lua.create_table_with_capacity(of.len(), 0)?;
         for (text, at) in of.iter().zip(1..) {
@@ -400,10 +401,10 @@ impl Machine {
     }
 }
 
-/// Puts something of so many bytes into the machine; without a limit where it is small.
+/// Creates a value of `bytes` in the interpreter; without the memory limit if it is small.
 fn unlimited<T>(lua: &Lua, bytes: usize, put: impl FnOnce() -> mlua::Result<T>) -> mlua::Result<T> {
-    if bytes > SMALL || lua.used_memory() > memory::limit() / 2 {
-        memory::make_room(bytes);
+    if bytes > MAX_UNLIMITED || lua.used_memory() > memory::limit() / 2 {
+        memory::reserve(bytes);
         return put();
     }
     lua.set_memory_limit(0)?;
@@ -412,7 +413,7 @@ fn unlimited<T>(lua: &Lua, bytes: usize, put: impl FnOnce() -> mlua::Result<T>) 
     done
 }
 
-/// Errors fit on one line of the protocol.
+/// Makes an error text fit on one protocol line.
 fn one_line(text: &str) -> String {
     text.replace(['\r', '\n'], " ")
 }
@@ -423,11 +424,11 @@ fn failed(error: &mlua::Error) -> Error {
     Error::err(format_args!("Error running script: {}", text.trim_start_matches("runtime error: ")))
 }
 
-/// What a script raised, as the client hears it: the message, the script, the line.
+/// A raised value as an error reply: message, script and line.
 fn raised(value: &Value, sha: &str) -> Error {
     let table = match value {
         Value::Table(table) => table,
-        // What the machine itself raises when it may not take more memory comes by no handler.
+        // An out-of-memory error of the interpreter does not pass through the error handler.
         Value::String(text) => {
             let text = one_line(&String::from_utf8_lossy(&text.as_bytes()));
             return Error::err(format_args!("Error running script: {text}"));
@@ -448,8 +449,8 @@ fn raised(value: &Value, sha: &str) -> Error {
     }
 }
 
-/// The innermost line of the script that runs.
-fn place(lua: &Lua) -> Option<(String, i64)> {
+/// The innermost source position in the running script.
+fn source_position(lua: &Lua) -> Option<(String, i64)> {
     (0..64).find_map(|level| {
         lua.inspect_stack(level, |frame| {
             let source = frame.source();
@@ -461,7 +462,7 @@ fn place(lua: &Lua) -> Option<(String, i64)> {
     })
 }
 
-/// The functions that the prelude builds on.
+/// The native functions that the prelude builds on.
 fn raw_functions(
     lua: &Lua,
     random: &Rc<Cell<u64>>,
@@ -475,10 +476,10 @@ fn raw_functions(
     raw.set("bit", bits::library(lua)?)?;
     raw.set("struct", pack::library(lua)?)?;
     raw.set("string", strings::library(lua)?)?;
-    raw.set("where", lua.create_function(|lua, ()| Ok(place(lua).unzip()))?)?;
+    raw.set("where", lua.create_function(|lua, ()| Ok(source_position(lua).unzip()))?)?;
     raw.set("explain", lua.create_function(explain)?)?;
     let state = Rc::clone(random);
-    raw.set("random", lua.create_function(move |lua, args: MultiValue| draw(lua, &state, &args))?)?;
+    raw.set("random", lua.create_function(move |lua, args: MultiValue| next_random(lua, &state, &args))?)?;
     let state = Rc::clone(random);
     let seed = move |_: &Lua, args: MultiValue| {
         state.set(match argument(&args, 0) {
@@ -492,20 +493,24 @@ fn raw_functions(
     Ok(raw)
 }
 
-/// The message, source and line of an error that came from Rust.
+/// Message, source and line of an error raised by Rust code.
 ///
-/// With whether the message lacks a code, because Lua's own libraries would have raised it.
+/// Also whether the message has no error code, because Lua's own libraries would have raised it.
 fn explain(lua: &Lua, error: mlua::Error) -> mlua::Result<(String, Option<String>, Option<i64>, bool)> {
     let (message, place, is_native) = match find_raised(&error) {
         Some(raised) => (raised.message.clone(), raised.place.clone(), raised.is_native),
-        None => (format!("ERR {}", error.to_string().lines().next().unwrap_or_default()), place(lua), false),
+        None => (
+            format!("ERR {}", error.to_string().lines().next().unwrap_or_default()),
+            source_position(lua),
+            false,
+        ),
     };
     let (source, line) = place.unzip();
     Ok((message, source, line, is_native))
 }
 
-/// `math.random`: the same numbers in every run, so that scripts behave alike everywhere.
-fn draw(lua: &Lua, state: &Cell<u64>, args: &MultiValue) -> Answer {
+/// `math.random`: the same sequence in every run, so that scripts are deterministic.
+fn next_random(lua: &Lua, state: &Cell<u64>, args: &MultiValue) -> LuaResult {
     // Steele's SplitMix64.
     let next = state.get().wrapping_add(0x9e37_79b9_7f4a_7c15);
     state.set(next);
@@ -564,7 +569,7 @@ fn redis_functions(lua: &Lua, protocol: &Rc<Cell<Protocol>>) -> mlua::Result<Tab
     Ok(redis)
 }
 
-fn log(lua: &Lua, args: &MultiValue) -> Answer {
+fn log(lua: &Lua, args: &MultiValue) -> LuaResult {
     if args.len() < 2 {
         return Err(raise_coded(lua, "ERR redis.log() requires two arguments or more."));
     }
@@ -579,7 +584,7 @@ fn log(lua: &Lua, args: &MultiValue) -> Answer {
     Ok(Value::Nil)
 }
 
-/// The words of a command.
+/// The arguments of a command.
 fn arguments(args: &MultiValue) -> Result<OwnedArgs, Error> {
     if args.is_empty() {
         return Err(Error::err("Please specify at least one argument for this redis lib call"));
@@ -600,19 +605,19 @@ fn arguments(args: &MultiValue) -> Result<OwnedArgs, Error> {
 struct Caller<'c, 'a> {
     ctx: &'c mut Ctx<'a>,
     read_only: bool,
-    may_exceed: bool,
-    /// The slot of all keys.
+    allow_oom: bool,
+    /// The hash slot of all keys.
     slot: Option<u16>,
     protocol: &'c Cell<Protocol>,
-    watch: &'c Watch,
+    interrupt: &'c Interrupt,
     buffer: BytesMut,
-    /// How long the last answer was.
-    answered: usize,
+    /// Length of the last reply.
+    reply_len: usize,
 }
 
 impl Caller<'_, '_> {
-    /// `redis.call` raises what is wrong, `redis.pcall` gives it.
-    fn call(&mut self, lua: &Lua, args: &MultiValue, raises: bool) -> Answer {
+    /// `redis.call` raises errors, `redis.pcall` returns them.
+    fn call(&mut self, lua: &Lua, args: &MultiValue, raises: bool) -> LuaResult {
         let reply = match arguments(args).and_then(|args| self.run(&args)) {
             Ok(reply) => reply,
             Err(error) => Reply::Error(error.0.into_owned().into_bytes().into()),
@@ -622,13 +627,13 @@ impl Caller<'_, '_> {
             Reply::Error(message) => {
                 let table = lua.create_table()?;
                 table.raw_set("err", lua.create_string(message)?)?;
-                if let Some((source, line)) = place(lua) {
+                if let Some((source, line)) = source_position(lua) {
                     table.raw_set("source", source)?;
                     table.raw_set("line", line)?;
                 }
                 Ok(Value::Table(table))
             }
-            reply => unlimited(lua, self.answered, || convert::to_lua(lua, reply, self.protocol.get())),
+            reply => unlimited(lua, self.reply_len, || convert::to_lua(lua, reply, self.protocol.get())),
         }
     }
 
@@ -648,7 +653,7 @@ impl Caller<'_, '_> {
         if self.ctx.mode == Mode::Replica && spec.has(flag::WRITE) {
             return Err(Error::READ_ONLY);
         }
-        if spec.has(flag::DENYOOM) && !self.may_exceed && self.ctx.dirty == 0 && self.is_short() {
+        if spec.has(flag::DENYOOM) && !self.allow_oom && self.ctx.dirty == 0 && self.is_out_of_memory() {
             return Err(Error::OOM);
         }
         let blocks = |word: &[u8]| word.eq_ignore_ascii_case(b"BLOCK");
@@ -678,28 +683,28 @@ impl Caller<'_, '_> {
             rewritten: false,
         };
         let number = std::mem::replace(&mut inner.session.command, cmd::number_of(spec));
-        inner.remember_key(spec);
+        inner.cache_key_lookup(spec);
         inner.run(spec);
-        inner.db.forget();
+        inner.db.clear_cached_id();
         inner.session.command = number;
         let dirty = inner.dirty;
         ctx.dirty += dirty;
-        // What the commands did is recorded by them.
+        // The commands have propagated their own effects.
         ctx.rewritten = true;
         let says = spec.has(flag::PUBSUB);
         if dirty > 0 || says {
-            self.watch.on_command(ctx, dirty > 0, says);
+            self.interrupt.on_command(ctx, dirty > 0, says);
         }
-        self.answered = self.buffer.len();
+        self.reply_len = self.buffer.len();
         match ReplyDecoder::new(usize::MAX).decode(&mut self.buffer) {
             Ok(Some(reply)) => Ok(reply),
             _ => Ok(Reply::Null),
         }
     }
 
-    /// Whether there is no room and none can be made. Where keys may go they do so between commands, never under a script; one
-    /// that has written goes on.
-    fn is_short(&self) -> bool {
+    /// True if memory is above `maxmemory` and cannot be freed. Eviction happens between commands, never inside a
+    /// script; a script that has written continues.
+    fn is_out_of_memory(&self) -> bool {
         let settings = &self.ctx.shared.settings;
         let limit = settings.max_memory.load(Ordering::Relaxed);
         self.ctx.mode == Mode::Primary

@@ -1,8 +1,8 @@
 //! The event loops and the listeners.
 //!
-//! A loop is a thread with a runtime of its own; a connection lives on one. Every shard has a listener: an address is one
-//! replica of one shard, as in a Redis Cluster. The first loop accepts, deals connections out in turn, and keeps the
-//! shards (expiry, replay).
+//! An event loop is a thread with its own runtime; a connection stays on one loop. Every shard has a listener: an
+//! address is one replica of one shard, as in a Redis Cluster. The first loop accepts, distributes the connections
+//! round-robin, and runs the shard tasks.
 
 use std::io;
 use std::net::{SocketAddr, TcpStream as StdStream};
@@ -19,19 +19,18 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::mpsc;
 
 use crate::connection;
-use crate::keeper;
-
-use crate::shard::{Shard, check};
+use crate::shard::{Shard, keyspace_hash};
+use crate::shard_task;
 use crate::shared::{Shared, lock};
 
-/// The stack of whoever runs scripts: what they nest is read and written by recursion, a thousand deep, which takes most in a
-/// build for tests. Only what is used is ever there.
+/// The stack of threads that run scripts: nested values are converted by recursion, a thousand deep, which needs most
+/// in a test build. Only used pages take memory.
 const STACK: usize = 16 << 20;
 
-/// Between two signs of life of a loop.
-const BEAT: Duration = Duration::from_millis(250);
+/// The heartbeat interval of an event loop.
+const HEARTBEAT_INTERVAL: Duration = Duration::from_millis(250);
 
-/// How many accepted connections and tasks may wait for their loop.
+/// How many accepted connections and tasks may be queued for one loop.
 const BACKLOG: usize = 1024;
 
 enum Job {
@@ -39,57 +38,58 @@ enum Job {
     Task(&'static str, Pin<Box<dyn Future<Output = ()> + Send>>),
 }
 
-/// The running loops.
+/// The running event loops.
 pub struct Server {
     shared: Arc<Shared>,
     loops: Vec<mpsc::Sender<Job>>,
     threads: Mutex<Vec<JoinHandle<()>>>,
     shutdown: Shutdown,
     turn: Arc<AtomicUsize>,
-    /// When each loop turned last, on the monotonic clock.
-    beats: Arc<[AtomicU64]>,
-    /// Where everything runs that has no loops of its own.
-    here: Option<Scope>,
+    /// The last heartbeat of each loop, on the monotonic clock.
+    heartbeats: Arc<[AtomicU64]>,
+    /// The task scope of a server without event loops of its own.
+    inline_scope: Option<Scope>,
 }
 
 impl Server {
-    /// Starts the loops.
+    /// Starts the event loops.
     pub fn start(shared: Arc<Shared>, loops: usize, shutdown: Shutdown) -> io::Result<Self> {
         let _ = shared.this.set(Arc::downgrade(&shared));
         let (mut senders, mut threads) = (Vec::new(), Vec::new());
         let started = shared.clock.monotonic_ms();
-        let beats: Arc<[AtomicU64]> = (0..loops.max(1)).map(|_| AtomicU64::new(started)).collect();
+        let heartbeats: Arc<[AtomicU64]> = (0..loops.max(1)).map(|_| AtomicU64::new(started)).collect();
         for index in 0..loops.max(1) {
             let (sender, receiver) = mpsc::channel(BACKLOG);
-            let (shared, shutdown, beats) = (Arc::clone(&shared), shutdown.clone(), Arc::clone(&beats));
+            let (shared, shutdown, heartbeats) =
+                (Arc::clone(&shared), shutdown.clone(), Arc::clone(&heartbeats));
             let thread = std::thread::Builder::new()
                 .name(format!("slots-{index}"))
                 .stack_size(STACK)
-                .spawn(move || run_loop(&shared, index, receiver, &shutdown, beats))?;
+                .spawn(move || run_loop(&shared, index, receiver, &shutdown, heartbeats))?;
             senders.push(sender);
             threads.push(thread);
         }
         let (threads, turn) = (Mutex::new(threads), Arc::default());
-        Ok(Self { shared, loops: senders, threads, shutdown, turn, beats, here: None })
+        Ok(Self { shared, loops: senders, threads, shutdown, turn, heartbeats, inline_scope: None })
     }
 
-    /// One loop, which is the runtime that calls; nobody listens, connections are given to [`Server::adopt`]. For a store among
-    /// others on one thread.
-    pub fn here(shared: Arc<Shared>, scope: Scope) -> Self {
+    /// A server whose one event loop is the current runtime. There are no listeners; connections are given to
+    /// [`Server::adopt`]. For several stores on one thread.
+    pub fn on_current_runtime(shared: Arc<Shared>, scope: Scope) -> Self {
         let _ = shared.this.set(Arc::downgrade(&shared));
         let shutdown = scope.shutdown().clone();
         let (loops, threads, turn) = (Vec::new(), Mutex::default(), Arc::default());
-        Self { shared, loops, threads, shutdown, turn, beats: Arc::default(), here: Some(scope) }
+        Self { shared, loops, threads, shutdown, turn, heartbeats: Arc::default(), inline_scope: Some(scope) }
     }
 
-    /// Whether nobody listens.
-    pub fn is_here(&self) -> bool {
-        self.here.is_some()
+    /// True for a server on the current runtime, which has no listeners.
+    pub fn is_on_current_runtime(&self) -> bool {
+        self.inline_scope.is_some()
     }
 
-    /// Serves a client that came some other way; only where nobody listens.
+    /// Serves a connection that no listener accepted; only on the current runtime.
     pub fn adopt(&self, shard: &Arc<Shard>, socket: Box<dyn Socket>) {
-        let Some(scope) = &self.here else { return };
+        let Some(scope) = &self.inline_scope else { return };
         let (shared, shard) = (Arc::clone(&self.shared), Arc::clone(shard));
         shared.connections.fetch_add(1, Ordering::AcqRel);
         scope.spawn("slots-client", async move {
@@ -98,47 +98,50 @@ impl Server {
         });
     }
 
-    /// How many loops there are.
+    /// The number of event loops.
     pub fn loops(&self) -> usize {
         self.loops.len().max(1)
     }
 
-    /// For how long each loop has not turned.
+    /// The time since the last heartbeat of each loop.
     pub(crate) fn silent_ms(&self, now_ms: u64) -> Vec<u64> {
-        self.beats.iter().map(|beat| now_ms.saturating_sub(beat.load(Ordering::Relaxed))).collect()
+        self.heartbeats
+            .iter()
+            .map(|heartbeat| now_ms.saturating_sub(heartbeat.load(Ordering::Relaxed)))
+            .collect()
     }
 
-    /// What everything here shares.
+    /// The state that all shards and clients share.
     pub fn shared(&self) -> &Arc<Shared> {
         &self.shared
     }
 
-    /// Keeps a shard: reads its journal, follows its role, expires its keys.
-    pub fn keep(&self, shard: &Arc<Shard>) -> io::Result<()> {
+    /// Starts the tasks of a shard: replay, role changes, expiry, commit wake-ups, keyspace hash checks.
+    pub fn run_shard(&self, shard: &Arc<Shard>) -> io::Result<()> {
         for index in 0..self.loops() {
             let shard = Arc::clone(shard);
             self.spawn(index, "slots-wakes", async move {
-                let gone = shard.gone.clone();
+                let removed = shard.removed.clone();
                 tokio::select! {
                     biased;
-                    () = gone.stopped() => {}
+                    () = removed.stopped() => {}
                     () = shard.wake_waiters(index) => {}
                 }
             })?;
         }
-        self.spawn(0, "slots-check", check::run(Arc::clone(&self.shared), Arc::clone(shard)))?;
-        let (deferring, gone) = (Arc::clone(shard), shard.gone.clone());
+        self.spawn(0, "slots-check", keyspace_hash::run(Arc::clone(&self.shared), Arc::clone(shard)))?;
+        let (deferring, removed) = (Arc::clone(shard), shard.removed.clone());
         self.spawn(0, "slots-deferred", async move {
             tokio::select! {
                 biased;
-                () = gone.stopped() => {}
+                () = removed.stopped() => {}
                 () = deferring.send_deferred() => {}
             }
         })?;
-        self.spawn(0, "slots-keeper", keeper::run(Arc::clone(&self.shared), Arc::clone(shard)))
+        self.spawn(0, "slots-shard-task", shard_task::run(Arc::clone(&self.shared), Arc::clone(shard)))
     }
 
-    /// Binds an address for a shard.
+    /// Binds a listener address.
     pub fn bind(address: SocketAddr) -> io::Result<std::net::TcpListener> {
         moim_base::socket::listen(address)
     }
@@ -150,14 +153,14 @@ impl Server {
         self.spawn(0, "slots-accept", async move {
             match TcpListener::from_std(listener) {
                 Ok(listener) => {
-                    let gone = shard.gone.clone();
+                    let removed = shard.removed.clone();
                     tokio::select! {
                         () = shutdown.stopped() => {}
-                        () = gone.stopped() => {}
+                        () = removed.stopped() => {}
                         () = accept(shared, shard, listener, loops, turn) => {}
                     }
                 }
-                Err(error) => tracing::error!(%error, "cannot accept connections"),
+                Err(error) => tracing::error!(%error, "shard listener failed"),
             }
         })
     }
@@ -168,7 +171,7 @@ impl Server {
         name: &'static str,
         task: impl Future<Output = ()> + Send + 'static,
     ) -> io::Result<()> {
-        if let Some(scope) = &self.here {
+        if let Some(scope) = &self.inline_scope {
             scope.spawn(name, task);
             return Ok(());
         }
@@ -176,24 +179,24 @@ impl Server {
         sent.map_err(|error| io::Error::other(error.to_string()))
     }
 
-    /// Ends all connections and waits for the loops; give the shutdown signal first.
+    /// Closes all connections and joins the event loops; give the shutdown signal first.
     pub fn join(&self) {
         let threads = std::mem::take(&mut *lock(&self.threads));
         for thread in threads {
             if thread.join().is_err() {
-                tracing::error!("an event loop panicked");
+                tracing::error!("event loop panicked");
             }
         }
     }
 }
 
-/// Says that a loop turns, again and again.
-async fn beat(shared: Arc<Shared>, index: usize, beats: Arc<[AtomicU64]>) {
+/// Records heartbeats of an event loop.
+async fn heartbeat(shared: Arc<Shared>, index: usize, heartbeats: Arc<[AtomicU64]>) {
     loop {
-        if let Some(beat) = beats.get(index) {
-            beat.store(shared.clock.monotonic_ms(), Ordering::Relaxed);
+        if let Some(heartbeat) = heartbeats.get(index) {
+            heartbeat.store(shared.clock.monotonic_ms(), Ordering::Relaxed);
         }
-        rest(BEAT).await;
+        rest(HEARTBEAT_INTERVAL).await;
     }
 }
 
@@ -202,7 +205,7 @@ fn run_loop(
     index: usize,
     mut jobs: mpsc::Receiver<Job>,
     shutdown: &Shutdown,
-    beats: Arc<[AtomicU64]>,
+    heartbeats: Arc<[AtomicU64]>,
 ) {
     let mut builder = tokio::runtime::Builder::new_current_thread();
     builder.enable_all().thread_stack_size(STACK).event_interval(31).max_blocking_threads(4).on_thread_park(
@@ -214,14 +217,14 @@ fn run_loop(
     let runtime = match aligned(&mut builder) {
         Ok(runtime) => runtime,
         Err(error) => {
-            tracing::error!(%error, "cannot start an event loop");
+            tracing::error!(%error, "event loop failed to start");
             shutdown.stop();
             return;
         }
     };
     runtime.block_on(async {
         let scope = Scope::new(shutdown.clone());
-        scope.spawn("slots-beat", beat(Arc::clone(shared), index, beats));
+        scope.spawn("slots-heartbeat", heartbeat(Arc::clone(shared), index, heartbeats));
         loop {
             tokio::select! {
                 () = shutdown.stopped() => break,
@@ -261,7 +264,7 @@ fn adopt(
     let stream = match TcpStream::from_std(stream) {
         Ok(stream) => stream,
         Err(error) => {
-            tracing::warn!(%peer, %error, "cannot serve a connection");
+            tracing::warn!(%peer, %error, "connection not served");
             shared.connections.fetch_sub(1, Ordering::AcqRel);
             return;
         }
@@ -286,8 +289,8 @@ async fn accept(
         let (stream, peer) = match listener.accept().await {
             Ok(accepted) => accepted,
             Err(error) => {
-                // Out of descriptors, most likely: waiting gives others the time to close some.
-                tracing::warn!(%error, "cannot accept a connection");
+                // Most likely no free file descriptor: the pause gives clients time to close some.
+                tracing::warn!(%error, "accept failed");
                 tokio::time::sleep(Duration::from_millis(100)).await;
                 continue;
             }

@@ -1,30 +1,26 @@
-//! The store of a node: which shards it holds, what the cluster knows of them, and the right to answer for them.
+//! The store of a node: its shards, their records in the cluster, and the serving right.
 //!
-//! Follows the coordination core on a thread of its own: the shards' records go to the replica driver and decide which
-//! journals are open here, the slot map and everybody's addresses make the view that redirections answer from, and one
-//! key is read several times a second to keep the right to answer (docs/decisions/0012-serving-right.md).
+//! Follows the coordination core on its own thread: the shards' records go to the replica driver and decide which
+//! journals are open here; slot map and node addresses become the view for redirections; the fence key is read several
+//! times a second to renew the serving right (docs/decisions/0012-serving-right.md).
 //!
-//! | key | says |
+//! | key | content |
 //! |---|---|
-//! | `/moim/slots/config` | how many shards there are, and what they promise |
-//! | `/moim/slots/map` | which shard owns which slot, and the moves of slots |
-//! | `/moim/slots/progress/<move>` | how far a move is |
-//! | `/moim/slots/nodes/<node>` | where clients reach the replicas of that node |
-//! | `/moim/partitions/<shards>/<n>` | who holds shard n, and who leads it |
+//! | `/moim/slots/config` | the number of shards, and their durability |
+//! | `/moim/slots/map` | the slot map: the owner of each slot, and the slot migrations |
+//! | `/moim/slots/progress/<move>` | the progress of a slot migration |
+//! | `/moim/slots/nodes/<node>` | the addresses of the Redis nodes (shard replicas) of that node |
+//! | `/moim/partitions/<shards>/<n>` | replicas, in-sync set and leader of shard n |
 
 mod clocks;
-mod give;
+mod cluster_bus;
 mod growth;
-mod map;
 mod metrics;
-mod moves;
 mod ops;
 mod options;
-mod pace;
 mod report;
-mod right;
-mod take;
-mod tell;
+mod serving_right;
+pub(crate) mod slot_map;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -38,57 +34,59 @@ use moim_base::rest::{aligned, rest};
 use moim_base::socket::Socket;
 use moim_base::task::{Scope, Shutdown};
 use moim_base::{BrokerId, Clock};
-use moim_cluster::nodes;
-use moim_cluster::{Compare, Entry, RepositoryError, StateRepository, Txn, TxnOutcome};
 use moim_journal::{Durability, DurableSink, JournalId, JournalOptions, PlainFraming, Store};
 use moim_replica::controller::Maker;
 use moim_replica::keys::{self, SHARDS};
 use moim_replica::{Dialler, Driver, PartitionId, PartitionState, ResetPolicy, Versioned};
+use moim_state::nodes;
+use moim_state::{Compare, Entry, RepositoryError, StateRepository, Txn, TxnOutcome};
 use serde::{Deserialize, Serialize};
 
-use self::map::SlotMap;
 pub use self::options::Options;
 pub use self::report::{MoveReport, MoveStep, Refused, Selection, ShardReport, SlotsReport, Step};
+use self::slot_map::SlotMap;
 use crate::cluster::{NodeView, ShardView, View};
 use crate::error::Error;
+use crate::migration::driver;
+use crate::migration::export::Exports;
 pub use crate::peer::MAGIC as PEER_MAGIC;
-use crate::replicated::{Copy, ReplicatedLog};
+use crate::replicated::{ReplicatedLog, ShardReplica};
 use crate::server::Server;
 use crate::shard::{Role, Shard};
 use crate::shared::{Shared, lock};
 
-/// Tags of shards' journals count from here.
+/// The journal tag of shard 0; shard n has `TAG + n`.
 pub const TAG: u64 = 1 << 40;
 
-const MAP: &str = "/moim/slots/map";
+pub(crate) const MAP: &str = "/moim/slots/map";
 const ADDRESSES: &str = "/moim/slots/nodes/";
 const SLOTS_ROOT: &str = "/moim/slots/";
-const PROGRESS: &str = "/moim/slots/progress/";
-/// How long a founder waits for the others before it makes the shards without them.
-const FOUNDERS_MS: u64 = 10_000;
+pub(crate) const PROGRESS: &str = "/moim/slots/progress/";
+/// How long the founders are waited for before the initial shards are created without them.
+const FOUNDERS_TIMEOUT_MS: u64 = 10_000;
 const RETRY: Duration = Duration::from_millis(100);
-/// Where nobody listens, shards are told apart by ports from here on.
-const HERE_PORT: u16 = 6_379;
-/// How long a node that is no shard's first choice waits to become one, before it serves another at its home port.
-const HOME_MS: u64 = 5_000;
-/// How often everything is read although nothing was heard.
-const LOOK: Duration = Duration::from_secs(2);
+/// Without listeners, shard n has this virtual port plus n.
+const VIRTUAL_PORT: u16 = 6_379;
+/// How long a node that no shard prefers waits for its own shard, before it serves another shard at its home port.
+const HOME_TIMEOUT_MS: u64 = 5_000;
+/// How often all records are read although no watch fired.
+const REFRESH_INTERVAL: Duration = Duration::from_secs(2);
 
-/// What the store stands on.
+/// The components that the store uses.
 pub struct Parts {
     /// The journals.
     pub store: Arc<Store>,
     /// The coordination core.
     pub repository: Arc<dyn StateRepository>,
-    /// Runs the copies.
+    /// The replica driver.
     pub driver: Arc<Driver>,
     /// Connects to other nodes.
     pub dialler: Arc<dyn Dialler>,
-    /// The time.
+    /// The clocks.
     pub clock: Arc<dyn Clock>,
-    /// Where counters are registered.
+    /// The metrics registry.
     pub metrics: Arc<Metrics>,
-    /// Ends everything.
+    /// Stops all tasks.
     pub shutdown: Shutdown,
 }
 
@@ -98,13 +96,13 @@ struct ConfigRecord {
     shards: i32,
     factor_asked: bool,
     durability: String,
-    /// Shards that promise something else.
+    /// Shards with another durability.
     #[serde(default)]
     shard_durability: BTreeMap<u16, String>,
 }
 
 impl ConfigRecord {
-    /// What the answers of a shard promise: `fsync` or `async`.
+    /// The durability of a shard: `fsync` or `async`.
     fn durability_of(&self, shard: u16) -> &str {
         self.shard_durability.get(&shard).unwrap_or(&self.durability)
     }
@@ -114,13 +112,13 @@ impl ConfigRecord {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 struct AddressRecord {
     host: String,
-    /// By shard.
+    /// The port of each shard.
     ports: BTreeMap<u16, u16>,
 }
 
-/// A shard that is here.
-struct Local {
-    shard: Arc<Shard>,
+/// A shard replica on this node.
+pub(crate) struct Local {
+    pub(crate) shard: Arc<Shard>,
     log: Arc<ReplicatedLog>,
     dropped: Arc<AtomicBool>,
     port: Option<u16>,
@@ -128,37 +126,37 @@ struct Local {
 
 /// The store of a node.
 pub struct Service {
-    options: Options,
-    parts: Parts,
-    shared: Arc<Shared>,
+    pub(crate) options: Options,
+    pub(crate) parts: Parts,
+    pub(crate) shared: Arc<Shared>,
     server: Server,
-    locals: Mutex<BTreeMap<u16, Local>>,
+    pub(crate) locals: Mutex<BTreeMap<u16, Local>>,
     home: Mutex<Home>,
     published: Mutex<AddressRecord>,
-    /// Records of shards, as last read.
-    records: Mutex<BTreeMap<u16, PartitionState>>,
-    right: Mutex<moim_replica::fence::ServingRight>,
-    /// The slot map as last read, and at which revision.
+    /// The shards' records, as last read.
+    pub(crate) records: Mutex<BTreeMap<u16, PartitionState>>,
+    serving_right: Mutex<moim_replica::fence::ServingRight>,
+    /// The slot map as last read, with its revision.
     map: Mutex<(i64, Arc<SlotMap>)>,
-    /// Wakes whoever sees to moves.
-    moved: tokio::sync::Notify,
-    /// Commands that had been run when keys were given last.
-    served_before: AtomicU64,
-    /// Moves whose keys this node takes in.
-    at_work: Mutex<BTreeSet<u64>>,
-    /// By source: the move that an image and the journal are kept for.
-    giving: Mutex<give::Giving>,
-    /// Since when a source waits for its target: by shard, move and attempt.
-    frozen_since: Mutex<BTreeMap<(u16, u64, u32), u64>>,
-    /// The other nodes that run.
-    others: Mutex<BTreeSet<i32>>,
-    /// Where connections of other stores go.
+    /// Wakes the migration driver.
+    pub(crate) migration_wakeup: tokio::sync::Notify,
+    /// The command counter when keys were exported last.
+    pub(crate) served_before: AtomicU64,
+    /// Migrations that this node imports.
+    pub(crate) active_imports: Mutex<BTreeSet<u64>>,
+    /// The exports of this node, with their images and retained journals.
+    pub(crate) exports: Mutex<Exports>,
+    /// When a source was frozen, by shard, migration and attempt.
+    pub(crate) frozen_since: Mutex<BTreeMap<(u16, u64, u32), u64>>,
+    /// The other live nodes.
+    live_peers: Mutex<BTreeSet<i32>>,
+    /// Receives connections of other stores.
     streams: std::sync::OnceLock<tokio::sync::mpsc::Sender<std::net::TcpStream>>,
-    /// When this node began, on the monotonic clock.
-    began_ms: u64,
+    /// When this node started, on the monotonic clock.
+    started_ms: u64,
 }
 
-/// The listener of the home shard, and whose it is.
+/// The listener of the home shard.
 struct Home {
     listener: Option<std::net::TcpListener>,
     address: SocketAddr,
@@ -166,7 +164,7 @@ struct Home {
 }
 
 impl Service {
-    /// Opens the shards that are on disk, before the node says that it is there. Blocks.
+    /// Opens the shards that are on disk, before the node announces itself. Blocks.
     pub fn recover(options: Options, parts: Parts, listener: std::net::TcpListener) -> io::Result<Arc<Self>> {
         let shared = Arc::new(Shared::new(Arc::clone(&parts.clock)));
         let server = Server::start(Arc::clone(&shared), options.loops, parts.shutdown.clone())?;
@@ -174,11 +172,11 @@ impl Service {
         Self::open_all(options, parts, server, Some(listener), address)
     }
 
-    /// The same on the runtime that calls, without threads and listeners: clients come by [`Service::adopt`], and what
-    /// [`Service::serve`] starts is [`Service::run`].
+    /// The same on the current runtime, without threads and listeners: connections are given to [`Service::adopt`], and
+    /// [`Service::run`] replaces [`Service::serve`].
     pub fn recover_here(options: Options, parts: Parts, scope: Scope) -> io::Result<Arc<Self>> {
-        let server = Server::here(Arc::new(Shared::new(Arc::clone(&parts.clock))), scope);
-        let address = SocketAddr::new(options.host, HERE_PORT);
+        let server = Server::on_current_runtime(Arc::new(Shared::new(Arc::clone(&parts.clock))), scope);
+        let address = SocketAddr::new(options.host, VIRTUAL_PORT);
         Self::open_all(options, parts, server, None, address)
     }
 
@@ -196,7 +194,7 @@ impl Service {
         shared.settings.fix("port", address.port().to_string());
         let store = Arc::downgrade(&parts.store);
         let on_rest = move |done| store.upgrade().into_iter().for_each(|store| store.rest(done));
-        if !server.is_here() {
+        if !server.is_on_current_runtime() {
             let _ = shared.on_rest.set(Box::new(on_rest));
         }
         let tuning = moim_replica::fence::FenceTuning::default();
@@ -207,16 +205,16 @@ impl Service {
             home: Mutex::new(Home { listener, address, shard: None }),
             published: Mutex::default(),
             records: Mutex::default(),
-            right: Mutex::new(moim_replica::fence::ServingRight::new(tuning)),
+            serving_right: Mutex::new(moim_replica::fence::ServingRight::new(tuning)),
             map: Mutex::default(),
-            moved: tokio::sync::Notify::new(),
+            migration_wakeup: tokio::sync::Notify::new(),
             served_before: AtomicU64::new(0),
-            at_work: Mutex::default(),
-            giving: Mutex::default(),
+            active_imports: Mutex::default(),
+            exports: Mutex::default(),
             frozen_since: Mutex::default(),
-            others: Mutex::default(),
+            live_peers: Mutex::default(),
             streams: std::sync::OnceLock::new(),
-            began_ms: parts.clock.monotonic_ms(),
+            started_ms: parts.clock.monotonic_ms(),
             options,
             parts,
         });
@@ -229,18 +227,18 @@ impl Service {
         Ok(service)
     }
 
-    /// Ends the connections and the loops; give the shutdown signal first. Blocks.
+    /// Closes the connections and joins the event loops; give the shutdown signal first. Blocks.
     pub fn stop(&self) {
         self.parts.shutdown.stop();
         self.server.join();
     }
 
-    /// Where the home shard is served.
+    /// The listener address of the home shard.
     pub fn address(&self) -> SocketAddr {
         lock(&self.home).address
     }
 
-    /// What clients are told for it.
+    /// The advertised address of the home shard.
     pub fn advertised(&self) -> String {
         format!("{}:{}", self.advertised_host(), self.advertised_port(self.address().port()))
     }
@@ -256,12 +254,12 @@ impl Service {
         if self.options.advertise_port > 0 { self.options.advertise_port } else { bound }
     }
 
-    /// What all parts of the store share.
+    /// The state that all shards and clients share.
     pub fn shared(&self) -> &Arc<Shared> {
         &self.shared
     }
 
-    /// Opens the journal of a shard, puts it under the driver and keeps it.
+    /// Opens the journal of a shard, attaches it to the replica driver and starts its tasks.
     fn open(&self, index: u16) -> io::Result<()> {
         if lock(&self.locals).contains_key(&index) {
             return Ok(());
@@ -275,48 +273,50 @@ impl Service {
         };
         let id = JournalId { incarnation: SHARDS.0, part: u32::from(index) };
         let journal = self.parts.store.journal(id, options).map_err(io::Error::other)?;
-        // Its followers have what is new long before a megabyte of it is in the segment; everybody else reads it once. The keys
-        // themselves are in memory already.
-        journal.set_fleeting(true);
+        // Followers fetch new frames long before a megabyte of them is in the segment; every other reader reads them
+        // once. The keys themselves are in memory already.
+        journal.set_uncached(true);
         let log = Arc::new(ReplicatedLog::new(Arc::clone(&journal), Arc::clone(&self.parts.store)));
         let id = replica_id(&self.options.cluster_id, self.options.node, index);
         let folder = crate::snapshot::folder(&self.options.data, index);
         let shard = Shard::new(index, id, log.clone(), self.server.loops(), Some(folder));
         shard.set_frame_limits(self.options.frames);
         shard.set_check_interval(self.options.check_interval_ms);
-        // The right that this node has is every shard's: a new one does not wait for the next reading of the fence.
-        shard.set_right(lock(&self.right).until_ms());
-        shard.set_viewed(-1);
+        // The serving right of this node covers every shard: a new one does not wait for the next read of the fence
+        // key.
+        shard.set_serving_right_until(lock(&self.serving_right).until_ms());
+        shard.on_slot_map_read(-1);
         let dropped = Arc::new(AtomicBool::new(false));
-        let owner = Copy::new(Arc::clone(&shard), Arc::clone(&self.parts.clock), Arc::clone(&dropped));
+        let owner =
+            ShardReplica::new(Arc::clone(&shard), Arc::clone(&self.parts.clock), Arc::clone(&dropped));
         let local = Local { shard: Arc::clone(&shard), log: Arc::clone(&log), dropped, port: None };
         lock(&self.locals).insert(index, local);
         let partition = PartitionId { topic: SHARDS, index: u32::from(index) };
-        let copy = self.parts.driver.attach(
+        let replica = self.parts.driver.attach(
             partition,
             journal,
             ResetPolicy::InstallSnapshot,
             moim_replica::Durability::Fsync,
             Arc::new(owner),
         );
-        log.attach(copy);
-        self.server.keep(&shard)
+        log.attach(replica);
+        self.server.run_shard(&shard)
     }
 
-    /// Takes a connection of another node's store; it begins with [`PEER_MAGIC`] and does not block.
+    /// Accepts a connection of another node's store; it begins with [`PEER_MAGIC`] and is non-blocking.
     pub fn take_stream(&self, stream: std::net::TcpStream) {
         let taken = self.streams.get().is_some_and(|streams| streams.try_send(stream).is_ok());
         if !taken {
-            tracing::debug!("a connection of another store came too early");
+            tracing::debug!("peer connection refused: store not started");
         }
     }
 
     /// The slot map as last read.
-    fn map(&self) -> Arc<SlotMap> {
+    pub(crate) fn map(&self) -> Arc<SlotMap> {
         Arc::clone(&lock(&self.map).1)
     }
 
-    /// Follows the cluster, on a thread of its own, until the shutdown.
+    /// Runs [`Service::run`] on its own thread until the shutdown.
     pub fn serve(self: &Arc<Self>) -> io::Result<()> {
         let service = Arc::clone(self);
         std::thread::Builder::new().name("moim-slots".to_owned()).spawn(move || {
@@ -324,7 +324,7 @@ impl Service {
             match runtime {
                 Ok(runtime) => runtime.block_on(service.run()),
                 Err(error) => {
-                    tracing::error!(%error, "cannot start a runtime");
+                    tracing::error!(%error, "store runtime failed to start");
                     service.parts.shutdown.stop();
                 }
             }
@@ -332,7 +332,7 @@ impl Service {
         Ok(())
     }
 
-    /// Serves a client that came by no listener, if the shard is here.
+    /// Serves a client without a listener, if the shard is on this node.
     pub fn adopt(&self, shard: u16, socket: Box<dyn Socket>) {
         let shard = lock(&self.locals).get(&shard).map(|local| Arc::clone(&local.shard));
         if let Some(shard) = shard {
@@ -343,19 +343,19 @@ impl Service {
     /// Follows the cluster until the shutdown.
     pub async fn run(self: Arc<Self>) {
         let scope = Scope::new(self.parts.shutdown.clone());
-        scope.spawn("slots-right", right::keep(Arc::clone(&self)));
+        scope.spawn("slots-serving-right", serving_right::keep(Arc::clone(&self)));
         let (sender, receiver) = tokio::sync::mpsc::channel(1024);
         let _ = self.shared.ops.set(sender);
         scope.spawn("slots-ops", ops::run(Arc::clone(&self), receiver, scope.clone()));
         let (sender, receiver) = tokio::sync::mpsc::channel(4096);
-        let _ = self.shared.pubsub.told.set(sender);
-        scope.spawn("slots-told", tell::run(Arc::clone(&self), receiver, scope.clone()));
+        let _ = self.shared.pubsub.cluster_sender.set(sender);
+        scope.spawn("slots-publish", cluster_bus::run(Arc::clone(&self), receiver, scope.clone()));
         let (sender, receiver) = tokio::sync::mpsc::channel(64);
         let _ = self.streams.set(sender);
-        scope.spawn("slots-peers", tell::accept(Arc::clone(&self), receiver, scope.clone()));
+        scope.spawn("slots-peers", cluster_bus::accept(Arc::clone(&self), receiver, scope.clone()));
         self.shared.time_agreed_until_ns.store(0, Ordering::Release);
         scope.spawn("slots-clocks", clocks::run(Arc::clone(&self)));
-        scope.spawn("slots-moves", moves::run(Arc::clone(&self), scope.clone()));
+        scope.spawn("slots-migration", driver::run(Arc::clone(&self), scope.clone()));
         let shutdown = self.parts.shutdown.clone();
         tokio::select! {
             biased;
@@ -364,11 +364,11 @@ impl Service {
         }
     }
 
-    /// Reads what the cluster says, again and again: when something changed, and now and then.
+    /// Reads all records whenever a watch fires, and every [`REFRESH_INTERVAL`].
     async fn follow(&self) {
         let began = self.parts.clock.monotonic_ms();
         loop {
-            let prefix = shards_prefix();
+            let prefix = shard_records_prefix();
             let watches = tokio::try_join!(
                 self.parts.repository.watch(&prefix, 0),
                 self.parts.repository.watch(SLOTS_ROOT, 0),
@@ -377,17 +377,17 @@ impl Service {
             let (mut shards, mut slots, mut members) = match watches {
                 Ok(watches) => watches,
                 Err(error) => {
-                    tracing::debug!(%error, "the shards cannot be watched");
+                    tracing::debug!(%error, "shard records: watch failed");
                     tokio::time::sleep(RETRY).await;
                     continue;
                 }
             };
             loop {
                 let pause = match self.refresh(began).await {
-                    Ok(true) => LOOK,
+                    Ok(true) => REFRESH_INTERVAL,
                     Ok(false) => RETRY,
                     Err(error) => {
-                        tracing::debug!(%error, "the shards' records cannot be read");
+                        tracing::debug!(%error, "shard records: read failed");
                         RETRY
                     }
                 };
@@ -396,7 +396,7 @@ impl Service {
                     event = shards.next() => matches!(event, Some(Ok(_))),
                     event = slots.next() => matches!(event, Some(Ok(_))),
                     event = members.next() => matches!(event, Some(Ok(_))),
-                    () = self.shared.look.notified() => true,
+                    () = self.shared.refresh_wakeup.notified() => true,
                     () = rest(pause) => true,
                 };
                 if !more {
@@ -406,34 +406,34 @@ impl Service {
         }
     }
 
-    /// Acts on everything the cluster says. Answers whether there are shards at all.
+    /// Reads all records and acts on them. Returns whether there are shards at all.
     pub(crate) async fn refresh(&self, began: u64) -> Result<bool, RepositoryError> {
         self.read_records().await?;
-        // Who leads by now leads before the map is read.
+        // Leader epochs first: a leader in this list leads before the slot map is read.
         let leads: Vec<(Arc<Shard>, Option<i32>)> = lock(&self.locals)
             .values()
-            .map(|local| (Arc::clone(&local.shard), local.shard.log.leads()))
+            .map(|local| (Arc::clone(&local.shard), local.shard.log.leader_epoch()))
             .collect();
         let (revision, slots) = self.parts.repository.list(SLOTS_ROOT).await?;
         let Some(config) = slots.iter().find(|entry| entry.key == keys::SLOTS_CONFIG) else {
-            self.found(began).await?;
+            self.create_initial_shards(began).await?;
             return Ok(false);
         };
         let (_, members) = nodes::members(self.parts.repository.as_ref()).await?;
         let up: Vec<i32> = members.iter().map(|live| live.record.node_id).collect();
-        *lock(&self.others) = up.iter().copied().filter(|node| *node != self.options.node.0).collect();
+        *lock(&self.live_peers) = up.iter().copied().filter(|node| *node != self.options.node.0).collect();
         self.choose_home(members.len());
         self.open_listeners();
         self.publish().await?;
         self.follow_durability(&config.value);
-        self.show(revision, &slots, &up, &leads);
-        self.drop_strangers();
+        self.update_view(revision, &slots, &up, &leads);
+        self.delete_removed_replicas();
         self.grow(&slots, &members).await?;
         Ok(true)
     }
 
-    /// Goes by a newer view from now on; an older one than there is changes nothing.
-    fn show(&self, revision: i64, slots: &[Entry], up: &[i32], leads: &[(Arc<Shard>, Option<i32>)]) {
+    /// Installs a newer view and slot map; an older revision than the current one changes nothing.
+    fn update_view(&self, revision: i64, slots: &[Entry], up: &[i32], leads: &[(Arc<Shard>, Option<i32>)]) {
         let map = slots.iter().find(|entry| entry.key == MAP);
         let map = map.and_then(|entry| SlotMap::decode(&entry.value)).unwrap_or_default();
         {
@@ -443,30 +443,30 @@ impl Service {
             }
             let view = self.view(&map, slots, up);
             if *known.1 != map {
-                self.moved.notify_one();
+                self.migration_wakeup.notify_one();
             }
-            moves::mark(leads, &map);
+            driver::mark_migrating(leads, &map);
             *known = (revision, Arc::new(map));
             let has_changed = **self.shared.view.load() != view;
             self.shared.view.store(Arc::new(view));
             if !has_changed
-                && leads.iter().all(|(shard, lead)| lead.is_none_or(|lead| shard.has_viewed(lead)))
+                && leads.iter().all(|(shard, lead)| lead.is_none_or(|lead| shard.has_read_slot_map(lead)))
             {
                 return;
             }
         }
         for (shard, lead) in leads {
             if let Some(lead) = lead {
-                shard.set_viewed(*lead);
+                shard.on_slot_map_read(*lead);
             }
-            self.redirect(shard);
+            self.redirect_waiting_clients(shard);
         }
-        self.moved.notify_one();
+        self.migration_wakeup.notify_one();
     }
 
-    /// Clients that wait for a slot try again; those that block on keys which have left hear where they went, and so do those
-    /// that listen to their channels.
-    fn redirect(&self, shard: &Arc<Shard>) {
+    /// Retries held commands; redirects clients that are blocked on keys, or subscribed to sharded channels, of slots
+    /// that have left.
+    fn redirect_waiting_clients(&self, shard: &Arc<Shard>) {
         let view = self.shared.view.load_full();
         let me = shard.index;
         let moved = |key: &[u8]| {
@@ -476,17 +476,17 @@ impl Service {
             let to = view.primary(owner).filter(|_| owner != me && !comes)?;
             Some(Error::coded(format!("MOVED {slot} {}:{}", to.host, to.port)))
         };
-        // Not while a script has the shard; the next look at the map does it then.
+        // Skipped while a script holds the lock; the next refresh does it then.
         if shard.role() == Role::Primary
             && let Some(mut state) = shard.lock_soon()
         {
-            state.parked.wake();
+            state.held_connections.wake();
             state.redirect_blocked(moved);
         }
-        self.shared.pubsub.leave_slots(me, |channel| moved(channel).is_some());
+        self.shared.pubsub.unsubscribe_slots(me, |channel| moved(channel).is_some());
     }
 
-    /// What answers promise, as the cluster's record says.
+    /// Follows the durability in the cluster's record.
     fn follow_durability(&self, config: &[u8]) {
         let Ok(config) = serde_json::from_slice::<ConfigRecord>(config) else { return };
         for (index, local) in lock(&self.locals).iter() {
@@ -494,24 +494,24 @@ impl Service {
         }
     }
 
-    /// Reads the shards' records and hands them to the driver. Gives the revision they were read at.
+    /// Reads the shards' records and hands them to the replica driver. Returns their revision.
     pub(crate) async fn read_records(&self) -> Result<i64, RepositoryError> {
-        let (revision, entries) = self.parts.repository.list(&shards_prefix()).await?;
+        let (revision, entries) = self.parts.repository.list(&shard_records_prefix()).await?;
         let mut records = BTreeMap::new();
         for entry in &entries {
             let Some(id) = keys::parse_partition(&entry.key) else { continue };
             let Ok(state) = PartitionState::decode(&entry.value) else {
-                tracing::error!(key = entry.key, "a shard's record is not understood");
+                tracing::error!(key = entry.key, "undecodable shard record");
                 continue;
             };
             let index = id.index as u16;
             records.insert(index, state.clone());
             if state.replicas.contains(&self.options.node) {
                 if let Err(error) = self.open(index) {
-                    tracing::error!(shard = index, %error, "a shard cannot be opened");
+                    tracing::error!(shard = index, %error, "shard open failed");
                     continue;
                 }
-                self.note_takeover(index, &state);
+                self.note_leader_epoch(index, &state);
             }
             self.parts.driver.on_record(id, Versioned { revision: entry.mod_revision, value: state });
         }
@@ -519,20 +519,20 @@ impl Service {
         Ok(revision)
     }
 
-    /// A new primary need not wait where nobody else can have led.
-    fn note_takeover(&self, index: u16, state: &PartitionState) {
+    /// A new primary need not wait for the serving right if no other node can hold it.
+    fn note_leader_epoch(&self, index: u16, state: &PartitionState) {
         let is_free = state.replicas == [self.options.node] || state.follows_a_release();
         if let Some(local) = lock(&self.locals).get(&index) {
             local.shard.on_epoch(state.leader_epoch.0, is_free);
         }
     }
 
-    /// Makes the shards, once the founders are there: one for each.
-    async fn found(&self, began: u64) -> Result<(), RepositoryError> {
+    /// Creates the initial shards, one per founder, once the founders are up.
+    async fn create_initial_shards(&self, began: u64) -> Result<(), RepositoryError> {
         let repository = self.parts.repository.as_ref();
         let (_, members) = nodes::members(repository).await?;
         let waited = self.parts.clock.monotonic_ms() - began;
-        if members.is_empty() || members.len() < self.options.founders && waited < FOUNDERS_MS {
+        if members.is_empty() || members.len() < self.options.founders && waited < FOUNDERS_TIMEOUT_MS {
             return Ok(());
         }
         let (_, all) = nodes::nodes(repository).await?;
@@ -567,12 +567,13 @@ impl Service {
             txn = txn.when(Compare::CreateRevision(keys::member(node), epoch.0));
         }
         if let TxnOutcome::Done { .. } = repository.txn(txn).await? {
-            tracing::info!(shards, "made the shards of the store");
+            tracing::info!(shards, "initial shards created");
         }
         Ok(())
     }
 
-    /// The home shard is the one that prefers this node as its primary, else any that is here. It stays for this run.
+    /// The home shard is the one that prefers this node as its primary, else any on this node. It stays the same until
+    /// a restart.
     fn choose_home(&self, members: usize) {
         let mut home = lock(&self.home);
         if home.shard.is_some() {
@@ -581,9 +582,9 @@ impl Service {
         let records = lock(&self.records);
         let me = self.options.node;
         let preferred = records.iter().find(|(_, state)| state.replicas.first() == Some(&me));
-        // A node that has just joined gets a shard of its own in a moment.
+        // A node that has just joined gets its own shard in a moment.
         let waits = records.len() < members.min(growth::MOST)
-            && self.parts.clock.monotonic_ms() < self.began_ms + HOME_MS;
+            && self.parts.clock.monotonic_ms() < self.started_ms + HOME_TIMEOUT_MS;
         let any = || records.iter().find(|(_, state)| !waits && state.replicas.contains(&me));
         home.shard = preferred.or_else(any).map(|(index, _)| *index);
     }
@@ -591,12 +592,12 @@ impl Service {
     fn open_listeners(&self) {
         let mut home = lock(&self.home);
         for (index, local) in lock(&self.locals).iter_mut() {
-            // The home port is not given to another shard before it is clear whose it is.
+            // The home port is not bound to another shard before the home shard is known.
             if local.port.is_some() || home.shard.is_none() {
                 continue;
             }
-            if self.server.is_here() {
-                local.port = Some(HERE_PORT + *index);
+            if self.server.is_on_current_runtime() {
+                local.port = Some(VIRTUAL_PORT + *index);
                 continue;
             }
             let listener =
@@ -605,12 +606,12 @@ impl Service {
             let port = listener.local_addr().map(|address| address.port());
             match port.and_then(|port| self.server.listen(&local.shard, listener).map(|()| port)) {
                 Ok(port) => local.port = Some(port),
-                Err(error) => tracing::error!(shard = *index, %error, "a shard cannot be served"),
+                Err(error) => tracing::error!(shard = *index, %error, "shard listener failed"),
             }
         }
     }
 
-    /// A port for a shard that is not this node's home: its own of the range, or any other.
+    /// A listener for a shard that is not the home shard: at its own port of the range, or at any other.
     fn bind_replica(&self, index: u16) -> Option<std::net::TcpListener> {
         let (first, last) = (*self.options.replica_ports.start(), *self.options.replica_ports.end());
         let own = if first == 0 { 0 } else { first.saturating_add(index) };
@@ -622,12 +623,17 @@ impl Service {
         let found =
             candidates.iter().find_map(|port| Server::bind(SocketAddr::new(self.options.host, *port)).ok());
         if found.is_none() {
-            tracing::error!(shard = index, first, last, "no port is free for a replica of a shard");
+            tracing::error!(
+                shard = index,
+                first,
+                last,
+                "shard listener failed: no free port in redis.replica_ports"
+            );
         }
         found
     }
 
-    /// Says where clients reach the replicas of this node.
+    /// Publishes the addresses of this node's shard replicas.
     async fn publish(&self) -> Result<(), RepositoryError> {
         let home = lock(&self.home).shard;
         let port = |(index, local): (&u16, &Local)| {
@@ -646,7 +652,7 @@ impl Service {
         Ok(())
     }
 
-    /// What clients are shown.
+    /// Builds the view for redirections and the CLUSTER commands.
     fn view(&self, map: &SlotMap, slots: &[Entry], up: &[i32]) -> View {
         let mut addresses: BTreeMap<i32, AddressRecord> = BTreeMap::new();
         for entry in slots {
@@ -682,51 +688,51 @@ impl Service {
         View { owners: map.owners(), shards, epoch, moving: map.moving.clone(), map_epoch: map.epoch }
     }
 
-    /// Deletes the copies that have no part in their shard any more.
-    fn drop_strangers(&self) {
-        // The lock is not kept: deleting waits for the disk, and whoever tells of its progress takes the lock.
+    /// Deletes the replicas that were removed from their shard.
+    fn delete_removed_replicas(&self) {
+        // Without the lock: deleting waits for the disk, and the journal's sink takes the lock to report progress.
         let gone: Vec<u16> = lock(&self.locals)
             .iter()
             .filter(|(_, local)| local.dropped.load(Ordering::Acquire))
             .map(|(index, _)| *index)
             .collect();
         for index in gone {
-            tracing::info!(shard = index, "a copy of a shard was moved away");
+            tracing::info!(shard = index, "shard replica removed from this node");
             self.parts.driver.detach(PartitionId { topic: SHARDS, index: u32::from(index) });
             let id = JournalId { incarnation: SHARDS.0, part: u32::from(index) };
             if let Err(error) = self.parts.store.delete(id) {
-                tracing::warn!(shard = index, %error, "the journal of a shard was not deleted");
+                tracing::warn!(shard = index, %error, "shard journal not deleted");
             }
             let local = lock(&self.locals).remove(&index);
             if let Some(local) = local {
-                self.let_go(&local.shard);
+                self.close_shard(&local.shard);
             }
         }
     }
 
-    /// A shard is not here any more: its clients, its tasks and its snapshots go, too.
-    fn let_go(&self, shard: &Shard) {
+    /// A shard has left this node: disconnects its clients, stops its tasks and deletes its snapshots.
+    fn close_shard(&self, shard: &Shard) {
         shard.set_role(Role::Loading);
-        shard.gone.stop();
-        shard.void_answers();
+        shard.removed.stop();
+        shard.void_pending_replies();
         if let Some(folder) = shard.folder()
             && let Err(error) = std::fs::remove_dir_all(folder)
             && error.kind() != io::ErrorKind::NotFound
         {
-            tracing::warn!(shard = shard.index, %error, "the snapshots of a shard were not deleted");
+            tracing::warn!(shard = shard.index, %error, "shard snapshots not deleted");
         }
     }
 
-    /// Waits until every shard that is here answers, or until patience ends.
-    pub async fn settle(&self, patience: Duration) {
-        let deadline = tokio::time::Instant::now() + patience;
+    /// Waits until every shard on this node serves, or until the timeout.
+    pub async fn settle(&self, timeout: Duration) {
+        let deadline = tokio::time::Instant::now() + timeout;
         while tokio::time::Instant::now() < deadline {
             let has_view = !self.shared.view.load().shards.is_empty();
             let clock = self.parts.clock.as_ref();
             let serves = |local: &Local| match local.shard.role() {
                 Role::Loading => false,
                 Role::Replica => true,
-                Role::Primary => local.shard.may_answer(clock),
+                Role::Primary => local.shard.holds_serving_right(clock),
             };
             let locals = lock(&self.locals).values().all(|local| serves(local) && local.port.is_some());
             if has_view && locals {
@@ -734,10 +740,10 @@ impl Service {
             }
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
-        tracing::warn!("not all shards of this node answer yet");
+        tracing::warn!("not all shards of this node serve yet");
     }
 
-    /// The journals' sink told of progress: (tag, durable end).
+    /// The sink that the journals report durable ends to: (tag, durable end).
     pub fn sink(self: &Arc<Self>) -> Arc<dyn DurableSink> {
         Arc::new(Sink(Arc::clone(self)))
     }
@@ -749,19 +755,19 @@ impl DurableSink for Sink {
     fn on_durable(&self, advanced: &[(u64, i64)]) {
         for (tag, _) in advanced.iter().filter(|(tag, _)| (TAG..TAG + (1 << 16)).contains(tag)) {
             let log = lock(&self.0.locals).get(&((tag - TAG) as u16)).map(|local| Arc::clone(&local.log));
-            if let Some(copy) = log.as_ref().and_then(|log| log.copy()) {
-                copy.on_durable();
+            if let Some(replica) = log.as_ref().and_then(|log| log.replica()) {
+                replica.on_durable();
             }
         }
     }
 }
 
-fn shards_prefix() -> String {
+fn shard_records_prefix() -> String {
     let first = keys::partition(PartitionId { topic: SHARDS, index: 0 });
     first.trim_end_matches('0').to_owned()
 }
 
-/// The id of a replica of a shard: the same in every run.
+/// The node id of a shard replica: the same after every restart.
 fn replica_id(cluster: &str, node: BrokerId, shard: u16) -> String {
     let mut hash = 0xcbf2_9ce4_8422_2325u64;
     for byte in cluster.bytes().chain(node.0.to_le_bytes()).chain(shard.to_le_bytes()) {

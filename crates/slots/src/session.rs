@@ -1,4 +1,5 @@
-//! What a connection has agreed with its client, and the mailbox through which others reach it.
+//! Client session state (the negotiated protocol, MULTI state, watched keys, subscriptions) and the mailbox through
+//! which other tasks reach the connection.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::atomic::Ordering;
@@ -14,128 +15,128 @@ use crate::error::Error;
 use crate::events::WatchFlag;
 use crate::shard::Shard;
 use crate::shared::About;
-use crate::tracking::Wish;
+use crate::tracking::TrackingOptions;
 
-/// One client.
+/// The state of one client connection.
 pub struct Session {
-    /// Unique in the life of the node.
+    /// Client id, unique for the lifetime of the node.
     pub id: u64,
-    /// What CLIENT SETNAME said.
+    /// Connection name set by CLIENT SETNAME.
     pub name: Vec<u8>,
-    /// What CLIENT SETINFO said: library and version.
+    /// Client library name and version set by CLIENT SETINFO.
     pub library: [Vec<u8>; 2],
-    /// What HELLO said.
+    /// RESP version negotiated by HELLO.
     pub protocol: Protocol,
-    /// Where the client is.
+    /// Remote address of the client.
     pub peer: String,
-    /// Where it connected to.
+    /// Local address that the client connected to.
     pub local: String,
-    /// Whether it may run commands.
+    /// True once the client has authenticated; only then may it run commands.
     pub authenticated: bool,
-    /// ASKING came just before.
+    /// ASKING preceded this command: an importing slot may be served.
     pub asking: bool,
-    /// READONLY is on.
+    /// READONLY mode: a replica may serve this client's reads.
     pub readonly: bool,
-    /// Between MULTI and EXEC.
+    /// MULTI state; present between MULTI and EXEC.
     pub multi: Option<Multi>,
-    /// The keys of WATCH.
+    /// Watched keys (WATCH).
     pub watched: Vec<Box<[u8]>>,
-    /// What keys of WATCH and names of channels take, see [`kept_bytes`].
+    /// Memory charged for watched keys, see [`registration_bytes`].
     pub watched_bytes: usize,
-    /// See `watched_bytes`.
-    pub listens_bytes: usize,
-    /// Set when one of them changed.
+    /// Memory charged for the names of subscribed channels, see [`registration_bytes`].
+    pub subscriptions_bytes: usize,
+    /// Set when a watched key is modified; EXEC then aborts.
     pub watch_flag: WatchFlag,
-    /// The command that just ran wants to wait.
+    /// Set when the command that just ran blocks its client.
     pub block: Option<Block>,
-    /// The command that just came has to wait for a slot that is on its way; it comes again.
+    /// The command that just arrived waits for a slot migration; it is executed again later.
     pub held: bool,
-    /// The command ran before and made its client wait; it runs again.
+    /// The command runs again for a blocked client whose key became ready.
     pub resumed: bool,
-    /// It stands for a client that waits while its command runs away from the loops.
+    /// This session stands in for a blocked client whose command was offloaded from the event loops.
     pub away: bool,
-    /// While a transaction of CLUSTER commands runs: the changes it asks for.
+    /// Slot map changes requested so far by a running transaction of CLUSTER commands.
     pub planned: Option<Vec<crate::ops::MapChange>>,
-    /// The connection ends when its answers are sent.
+    /// The connection closes once its replies are sent.
     pub closing: bool,
-    /// Which answers it wants.
+    /// CLIENT REPLY mode.
     pub replies: Replies,
-    /// The shard it is connected to.
+    /// The shard that the client is connected to.
     pub shard: Option<Arc<Shard>>,
-    /// What CLIENT LIST shows.
+    /// Client description for CLIENT LIST.
     pub about: Arc<Mutex<About>>,
-    /// How others reach it.
+    /// Mailbox through which other tasks reach this connection.
     pub mailbox: Arc<Mailbox>,
-    /// Channels, patterns and sharded channels it listens to.
+    /// Number of subscribed channels, patterns and sharded channels.
     pub subscriptions: usize,
-    /// Their names: channels, patterns, channels of slots.
-    pub listens: [BTreeSet<Box<[u8]>>; 3],
-    /// What CLIENT TRACKING ON asked for.
-    pub tracking: Option<Arc<Wish>>,
-    /// What CLIENT CACHING said about the next command.
+    /// Names of the subscribed channels, patterns and sharded channels.
+    pub subscribed: [BTreeSet<Box<[u8]>>; 3],
+    /// Options of CLIENT TRACKING ON.
+    pub tracking: Option<Arc<TrackingOptions>>,
+    /// CLIENT CACHING YES or NO for the next command.
     pub caching: Option<bool>,
-    /// CLIENT NO-EVICT, CLIENT NO-TOUCH.
+    /// CLIENT NO-EVICT and CLIENT NO-TOUCH.
     pub no_evict: bool,
-    /// When it connected, in milliseconds since 1970.
+    /// Connection time, in milliseconds since 1970.
     pub since_ms: i64,
-    /// The last command, for CLIENT LIST.
+    /// Name of the last command, for CLIENT LIST.
     pub last_command: &'static str,
-    /// The number of the command that runs.
+    /// Index of the running command in the command table.
     pub(crate) command: u16,
-    /// When that was.
+    /// Time of the last command, in milliseconds since 1970.
     pub last_ms: i64,
 }
 
-/// CLIENT REPLY.
+/// CLIENT REPLY modes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Replies {
-    /// All of them.
+    /// Every reply is sent.
     #[default]
     On,
-    /// None.
+    /// No reply is sent.
     Off,
-    /// Not the next one.
+    /// The reply of the next command is suppressed.
     SkipNext,
-    /// Not this one.
+    /// The reply of this command is suppressed.
     Skip,
 }
 
-/// The commands that EXEC will run.
+/// MULTI state: the commands queued for EXEC.
 #[derive(Default)]
 pub struct Multi {
-    /// In order.
+    /// Queued commands, in order.
     pub commands: Vec<(&'static Spec, OwnedArgs)>,
-    /// One was refused: EXEC will be, too.
-    pub broken: bool,
-    /// Why EXEC refuses all of them, found when it came.
+    /// A command was rejected while queueing: EXEC replies EXECABORT.
+    pub dirty_exec: bool,
+    /// Why EXEC rejects all commands, determined when EXEC arrived.
     pub refused: Option<Error>,
-    /// The slot of the keys so far.
+    /// The hash slot of all keys queued so far.
     pub slot: Option<u16>,
     /// Bytes of the queued arguments.
     pub bytes: usize,
 }
 
-/// A command that waits.
+/// The blocking state of a client.
 #[derive(Clone, Debug)]
 pub struct Block {
-    /// What it waits for.
+    /// The keys that the client is blocked on.
     pub keys: Vec<Box<[u8]>>,
-    /// When it gives up, in milliseconds since 1970.
+    /// Timeout, in milliseconds since 1970.
     pub deadline: Option<i64>,
-    /// What it answers then.
+    /// The reply on timeout.
     pub on_timeout: OnTimeout,
-    /// To be run again.
+    /// The command to execute again when a key is ready.
     pub command: OwnedArgs,
-    /// Whether it waits for keys at all (WAIT does not).
+    /// True if the client is blocked on keys (WAIT is not).
     pub on_keys: bool,
-    /// It waits until so many replicas have the journal up to there: (end, replicas).
+    /// WAIT: blocked until this many replicas have acknowledged the journal up to an end: (end, replicas).
     pub replicas: Option<(i64, i64)>,
-    /// Whether it also wants to hear that a key is gone (XREADGROUP).
-    pub on_gone: bool,
+    /// The client is also woken when a key is deleted (XREADGROUP).
+    pub wake_on_delete: bool,
 }
 
 impl Session {
-    /// A client that has just connected.
+    /// The session of a client that has just connected.
     pub fn new(id: u64, peer: String, local: String, now: i64) -> Self {
         Self {
             id,
@@ -150,7 +151,7 @@ impl Session {
             multi: None,
             watched: Vec::new(),
             watched_bytes: 0,
-            listens_bytes: 0,
+            subscriptions_bytes: 0,
             watch_flag: WatchFlag::default(),
             block: None,
             held: false,
@@ -163,7 +164,7 @@ impl Session {
             about: Arc::default(),
             mailbox: Arc::default(),
             subscriptions: 0,
-            listens: Default::default(),
+            subscribed: Default::default(),
             tracking: None,
             caching: None,
             no_evict: false,
@@ -174,75 +175,75 @@ impl Session {
         }
     }
 
-    /// Nobody: for replaying the journal.
-    pub fn nobody() -> Self {
+    /// A session without a client, for journal replay and other internal execution.
+    pub fn internal() -> Self {
         Self::new(0, String::new(), String::new(), 0)
     }
 
-    /// Whether a watched key has changed.
+    /// True if a watched key was modified since WATCH.
     pub fn is_dirty(&self) -> bool {
         self.watch_flag.load(Ordering::Acquire)
     }
 }
 
-/// What others have for a connection.
+/// Messages from other tasks to a connection.
 #[derive(Default)]
 pub struct Mailbox {
-    inner: Mutex<Mail>,
+    inner: Mutex<MailboxContents>,
 }
 
-/// What a watched key or the name of a channel takes: it is kept by the session and by the table of those who are told.
-pub fn kept_bytes(name: &[u8]) -> usize {
+/// Memory charged for a watched key or a subscribed channel name: both the session and the shared registry store it.
+pub fn registration_bytes(name: &[u8]) -> usize {
     2 * name.len() + 128
 }
 
-/// A message of a channel or of tracking.
+/// An out-of-band message: a Pub/Sub message or a tracking invalidation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Push {
-    /// As it is sent.
+    /// The encoded message.
     pub bytes: Bytes,
-    /// The journal end of the client's shard that it waits for; 0 is none.
+    /// Journal end of the client's shard that must be committed before the message is sent; 0 if it need not wait.
     pub gate: i64,
-    /// The shard's count of voided answers when it was made.
+    /// The shard's count of voided replies when the message was created.
     pub voided: u64,
 }
 
-/// Mail: see [`Mailbox`].
+/// The contents of a [`Mailbox`].
 #[derive(Default)]
-pub struct Mail {
-    /// Messages that the client has not asked for.
+pub struct MailboxContents {
+    /// Out-of-band messages.
     pub pushes: VecDeque<Push>,
-    /// Bytes in them.
+    /// Total bytes of `pushes`.
     pub bytes: usize,
     /// Bytes of messages that wait for the commit of another shard.
     pub deferred: usize,
-    /// The answer of the command that waits.
-    pub answer: Option<(Bytes, i64)>,
-    /// The shard's count of voided answers when it was made.
-    pub answered_under: Option<u64>,
-    /// Channels of slots that have left the shard: the client is unsubscribed from them.
-    pub left_channels: Vec<Box<[u8]>>,
-    /// What the client's command waits for may be there.
-    pub nudged: bool,
-    /// CLIENT KILL, or it reads too slowly.
+    /// Reply of the blocked command, with its commit gate.
+    pub reply: Option<(Bytes, i64)>,
+    /// The shard's count of voided replies when the reply was created.
+    pub reply_made_under: Option<u64>,
+    /// Sharded channels whose slots have left the shard: the client is unsubscribed from them.
+    pub removed_channels: Vec<Box<[u8]>>,
+    /// The blocked or held command may be able to proceed: retry it.
+    pub retry_requested: bool,
+    /// The connection must close: CLIENT KILL, or the client reads too slowly.
     pub killed: bool,
     waker: Option<Waker>,
 }
 
 impl Mailbox {
-    /// A client that lets more than this pile up is disconnected.
+    /// Output buffer bound: a client with more unread bytes than this is disconnected.
     const MAX_BYTES: usize = 32 << 20;
 
-    fn with<T>(&self, act: impl FnOnce(&mut Mail) -> T) -> T {
+    fn with<T>(&self, act: impl FnOnce(&mut MailboxContents) -> T) -> T {
         act(&mut self.inner.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Sends a message that tells of nothing that could still be lost.
+    /// Sends a message that reports no uncommitted change.
     pub fn push(&self, message: Bytes) {
         self.push_gated(Push { bytes: message, gate: 0, voided: 0 });
     }
 
-    /// Sends a message that may leave when the journal is committed up to its gate.
+    /// Sends a message once the journal is committed up to its gate.
     pub fn push_gated(&self, push: Push) {
         self.deliver(|mail| {
             mail.bytes += push.bytes.len();
@@ -255,7 +256,8 @@ impl Mailbox {
         });
     }
 
-    /// So many bytes of messages wait elsewhere for a commit, and count like those that are here. Answers whether they may.
+    /// Charges bytes of messages that wait elsewhere for a commit to this client's output buffer. Returns false if
+    /// the limit is exceeded.
     pub(crate) fn defer(&self, bytes: usize) -> bool {
         self.with(|mail| {
             mail.deferred += bytes;
@@ -264,32 +266,32 @@ impl Mailbox {
         })
     }
 
-    /// They wait no more.
+    /// Releases bytes charged by [`Mailbox::defer`].
     pub(crate) fn undefer(&self, bytes: usize) {
         self.with(|mail| mail.deferred = mail.deferred.saturating_sub(bytes));
     }
 
-    /// Answers the command that waits.
-    pub fn answer(&self, answer: Bytes, gate: i64) {
-        self.deliver(|mail| mail.answer = Some((answer, gate)));
+    /// Delivers the reply of the blocked command.
+    pub fn deliver_reply(&self, reply: Bytes, gate: i64) {
+        self.deliver(|mail| mail.reply = Some((reply, gate)));
     }
 
-    /// The same, for an answer that is void once the shard has voided others since.
-    pub fn answer_under(&self, answer: Bytes, gate: i64, voided: u64) {
-        self.deliver(|mail| (mail.answer, mail.answered_under) = (Some((answer, gate)), Some(voided)));
+    /// Delivers a reply that becomes void if the shard has voided replies since.
+    pub fn deliver_reply_under(&self, reply: Bytes, gate: i64, voided: u64) {
+        self.deliver(|mail| (mail.reply, mail.reply_made_under) = (Some((reply, gate)), Some(voided)));
     }
 
-    /// The slot of a sharded channel has left the shard.
-    pub fn leave_channel(&self, channel: &[u8]) {
-        self.deliver(|mail| mail.left_channels.push(channel.into()));
+    /// Unsubscribes the client from a sharded channel whose slot has left the shard.
+    pub fn remove_sharded_channel(&self, channel: &[u8]) {
+        self.deliver(|mail| mail.removed_channels.push(channel.into()));
     }
 
-    /// A command that waits may be tried again.
-    pub fn nudge(&self) {
-        self.deliver(|mail| mail.nudged = true);
+    /// Lets the connection retry its blocked or held command.
+    pub fn request_retry(&self) {
+        self.deliver(|mail| mail.retry_requested = true);
     }
 
-    /// Ends the connection.
+    /// Closes the connection.
     pub fn kill(&self) {
         self.deliver(|mail| mail.killed = true);
     }
@@ -299,7 +301,7 @@ impl Mailbox {
         self.deliver(|_| {});
     }
 
-    fn deliver(&self, change: impl FnOnce(&mut Mail)) {
+    fn deliver(&self, change: impl FnOnce(&mut MailboxContents)) {
         let waker = self.with(|mail| {
             change(mail);
             mail.waker.take()
@@ -309,7 +311,7 @@ impl Mailbox {
         }
     }
 
-    /// Whether there is mail; if not, `waker` is woken when there is.
+    /// True if the mailbox has contents; otherwise `waker` is woken when it does.
     pub fn poll(&self, waker: &Waker) -> bool {
         self.with(|mail| {
             if mail.has_any() {
@@ -323,8 +325,8 @@ impl Mailbox {
         })
     }
 
-    /// Takes what there is.
-    pub fn take(&self) -> Mail {
+    /// Takes the contents.
+    pub fn take(&self) -> MailboxContents {
         self.with(|mail| {
             let waker = mail.waker.take();
             let (killed, deferred) = (mail.killed, mail.deferred);
@@ -335,13 +337,13 @@ impl Mailbox {
     }
 }
 
-impl Mail {
-    /// Whether anything is in it.
+impl MailboxContents {
+    /// True if there is anything to process.
     pub fn has_any(&self) -> bool {
         !self.pushes.is_empty()
-            || !self.left_channels.is_empty()
-            || self.answer.is_some()
-            || self.nudged
+            || !self.removed_channels.is_empty()
+            || self.reply.is_some()
+            || self.retry_requested
             || self.killed
     }
 }
@@ -351,7 +353,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_client_that_does_not_read_is_let_go() {
+    fn slow_reader_is_disconnected() {
         let mailbox = Mailbox::default();
         for _ in 0..40 {
             mailbox.push(vec![0; 1 << 20].into());
@@ -361,14 +363,14 @@ mod tests {
     }
 
     #[test]
-    fn mail_is_taken_once() {
+    fn mailbox_contents_are_taken_once() {
         let mailbox = Mailbox::default();
         let push = Push { bytes: Bytes::from_static(b"m"), gate: 3, voided: 7 };
         mailbox.push_gated(push.clone());
-        mailbox.answer(Bytes::from_static(b"a"), 4);
+        mailbox.deliver_reply(Bytes::from_static(b"a"), 4);
         let mail = mailbox.take();
         assert_eq!(mail.pushes.front(), Some(&push));
-        assert_eq!(mail.answer, Some((Bytes::from_static(b"a"), 4)));
+        assert_eq!(mail.reply, Some((Bytes::from_static(b"a"), 4)));
         assert!(!mailbox.take().has_any());
     }
 }

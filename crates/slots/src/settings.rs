@@ -1,8 +1,8 @@
 //! CONFIG: the settings that clients and tools read and change at run time.
 //!
-//! Those that this store obeys are mirrored in fields that the hot path reads without a lock; the others are kept because
-//! tools ask for them and expect to read back what they wrote. A change lasts until the node restarts, as in a Redis
-//! without a configuration file.
+//! Settings with an effect are mirrored in fields that the hot path reads without a lock; the others are stored
+//! because tools expect to read back what they wrote. A change lasts until the node restarts, as in a Redis without a
+//! configuration file.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicI64, AtomicU8, AtomicU32, AtomicU64, Ordering};
@@ -14,7 +14,7 @@ use crate::keyspace::lfu::Lfu;
 use crate::output_limit::OutputLimits;
 use crate::value::limits::Limits;
 
-/// Which keys go when memory is short.
+/// `maxmemory-policy`: which keys are evicted.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
 #[allow(missing_docs)]
@@ -42,23 +42,23 @@ const POLICIES: [(&str, Policy); 8] = [
 
 #[derive(Clone, Copy)]
 enum Kind {
-    /// Any text.
+    /// Arbitrary text.
     Text,
-    /// A whole number within bounds.
+    /// An integer within inclusive bounds.
     Number(i64, i64),
-    /// A number with `k`, `mb` … behind it.
+    /// A memory size with an optional unit (`k`, `mb` …).
     Bytes,
     YesNo,
     Policy,
     Notify,
-    /// Classes of clients with three numbers each.
+    /// `client-output-buffer-limit`: three numbers per client class.
     OutputLimits,
-    /// May be read only.
+    /// Read-only setting.
     Fixed,
 }
 
-/// Names, kinds and what they are at the start.
-const KNOWN: &[(&str, Kind, &str)] = &[
+/// Name, kind and default value of every setting.
+const SETTINGS: &[(&str, Kind, &str)] = &[
     ("maxmemory", Kind::Bytes, "0"),
     ("maxmemory-policy", Kind::Policy, "noeviction"),
     ("maxmemory-samples", Kind::Number(1, 64), "5"),
@@ -159,7 +159,7 @@ const KNOWN: &[(&str, Kind, &str)] = &[
     ("unixsocket", Kind::Fixed, ""),
 ];
 
-/// Old names that still work.
+/// Deprecated names and their replacements.
 const ALIASES: &[(&str, &str)] = &[
     ("slaveof", "replicaof"),
     ("hash-max-ziplist-entries", "hash-max-listpack-entries"),
@@ -172,31 +172,33 @@ const ALIASES: &[(&str, &str)] = &[
 /// The settings of a node.
 pub struct Settings {
     values: RwLock<BTreeMap<&'static str, String>>,
-    /// Counts changes, so that those who keep a copy know that theirs is old.
+    /// Incremented on every change, so that holders of a copy can detect that it is stale.
     pub version: AtomicU64,
-    /// `maxmemory`, 0 for none.
+    /// `maxmemory` in bytes, 0 for no limit.
     pub max_memory: AtomicU64,
     policy: AtomicU8,
     /// `notify-keyspace-events`
     pub notify: AtomicU32,
     /// `slowlog-log-slower-than`, in microseconds.
     pub slower_than_us: AtomicI64,
-    /// `timeout`, in seconds.
+    /// Idle client `timeout`, in seconds.
     pub timeout_s: AtomicI64,
     /// `client-output-buffer-limit`.
     pub output: OutputLimits,
-    /// `hash-max-listpack-entries` and its like.
+    /// Encoding limits: `hash-max-listpack-entries` and similar settings.
     limits: RwLock<Limits>,
 }
 
 impl Default for Settings {
     fn default() -> Self {
         let output = OutputLimits::default();
-        let known = KNOWN.iter().find(|(name, ..)| *name == "client-output-buffer-limit");
+        let known = SETTINGS.iter().find(|(name, ..)| *name == "client-output-buffer-limit");
         known.iter().for_each(|(.., value)| output.set(value));
         Self {
             output,
-            values: RwLock::new(KNOWN.iter().map(|(name, _, value)| (*name, (*value).to_owned())).collect()),
+            values: RwLock::new(
+                SETTINGS.iter().map(|(name, _, value)| (*name, (*value).to_owned())).collect(),
+            ),
             version: AtomicU64::new(1),
             max_memory: AtomicU64::new(0),
             policy: AtomicU8::new(0),
@@ -209,18 +211,18 @@ impl Default for Settings {
 }
 
 impl Settings {
-    /// What a setting is.
+    /// The value of a setting.
     pub fn get(&self, name: &str) -> Option<String> {
         let name = canonical(name);
         self.values.read().unwrap_or_else(PoisonError::into_inner).get(name).cloned()
     }
 
-    /// A setting that is a number.
+    /// The value of a numeric setting.
     pub fn number(&self, name: &str) -> i64 {
         self.get(name).and_then(|value| value.parse().ok()).unwrap_or(0)
     }
 
-    /// All settings whose name fits.
+    /// All settings whose name matches.
     pub fn matching(&self, fits: impl Fn(&str) -> bool) -> Vec<(&'static str, String)> {
         let values = self.values.read().unwrap_or_else(PoisonError::into_inner);
         let mut found: Vec<_> = values
@@ -233,19 +235,19 @@ impl Settings {
         found
     }
 
-    /// The rule for eviction.
+    /// The eviction policy (`maxmemory-policy`).
     pub fn policy(&self) -> Policy {
         POLICIES[usize::from(self.policy.load(Ordering::Relaxed)) % POLICIES.len()].1
     }
 
-    /// How uses of keys are counted, if the rule for eviction wants it.
+    /// The LFU counter parameters, if the eviction policy is an LFU policy.
     pub(crate) fn lfu(&self, seed: u64) -> Option<Lfu> {
         let counts = matches!(self.policy(), Policy::AllKeysLfu | Policy::VolatileLfu);
         let number = |name: &str| u32::try_from(self.number(name)).unwrap_or(0);
         counts.then(|| Lfu::new(number("lfu-log-factor"), number("lfu-decay-time"), seed))
     }
 
-    /// Up to where values keep their small forms.
+    /// The limits of the compact encodings.
     pub fn limits(&self) -> Limits {
         *self.limits.read().unwrap_or_else(PoisonError::into_inner)
     }
@@ -268,12 +270,13 @@ impl Settings {
         }
     }
 
-    /// Checks pairs of names and values; nothing is changed unless all are right.
+    /// Validates pairs of names and values and applies them; nothing changes unless all are valid.
     pub fn set_all(&self, pairs: &[(String, String)]) -> Result<(), Error> {
         let mut changes = Vec::new();
         for (name, value) in pairs {
             let name = name.to_lowercase();
-            let Some((known, kind, _)) = KNOWN.iter().find(|(known, _, _)| *known == canonical(&name)) else {
+            let Some((known, kind, _)) = SETTINGS.iter().find(|(known, _, _)| *known == canonical(&name))
+            else {
                 return Err(Error::err(format_args!(
                     "Unknown option or number of arguments for CONFIG SET - '{name}'"
                 )));
@@ -282,7 +285,7 @@ impl Settings {
             let is_port = *known == "port" && self.get("port").is_some_and(|port| port == *value);
             let checked = match kind {
                 _ if is_twice => Err("duplicate parameter".to_owned()),
-                // Redis can listen elsewhere from then on; here it stays where it is.
+                // Redis would listen on the new port; here the port stays unchanged.
                 Kind::Fixed if is_port => Ok(value.clone()),
                 Kind::OutputLimits => self.check_output_limits(value),
                 kind => check(*kind, value),
@@ -298,7 +301,7 @@ impl Settings {
         Ok(())
     }
 
-    /// The limits of the classes that are named; the others stay as they are.
+    /// Merges the limits of the named client classes; the others stay unchanged.
     fn check_output_limits(&self, value: &str) -> Result<String, String> {
         let mut all = OutputLimits::read(&self.get("client-output-buffer-limit").unwrap_or_default())?;
         for (known, limit) in all.iter_mut().zip(OutputLimits::read(value)?) {
@@ -307,7 +310,7 @@ impl Settings {
         Ok(OutputLimits::write(all))
     }
 
-    /// Sets what may only be set at the start.
+    /// Sets a setting that clients cannot change.
     pub fn fix(&self, name: &'static str, value: String) {
         self.put(name, value);
     }
@@ -337,7 +340,7 @@ fn canonical(name: &str) -> &str {
     ALIASES.iter().find(|(old, _)| *old == name).map_or(name, |(_, new)| new)
 }
 
-/// The value as it is kept, or why it cannot be.
+/// The normalized value, or why it is invalid.
 fn check(kind: Kind, value: &str) -> Result<String, String> {
     match kind {
         Kind::Text | Kind::OutputLimits => Ok(value.to_owned()),
@@ -430,7 +433,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn settings_are_checked_before_any_is_changed() {
+    fn config_set_is_atomic() {
         let settings = Settings::default();
         let pair = |name: &str, value: &str| (name.to_owned(), value.to_owned());
         assert!(settings.set_all(&[pair("maxmemory", "1gb"), pair("hz", "-3")]).is_err());

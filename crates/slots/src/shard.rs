@@ -1,15 +1,17 @@
-//! A shard on this node: its keyspace, what has been done and not appended yet, and who waits for the journal.
+//! One shard on this node: its keyspace, the effects that are not appended yet, and the clients that wait for a commit.
 //!
-//! One lock, taken for a *turn*: all the requests that a connection has ready run under it, and what they did is appended
+//! One lock, taken for a *turn*: all requests that a connection has ready run under it, and their effects are appended
 //! as one frame when the turn ends. Appending under the lock keeps the journal in the order of execution.
 //!
-//! Lock order: the shard's state, then the copy's (inside the log), then leaves (`waiters`, mailboxes). Whatever the log
-//! tells the shard (committed, role) arrives through atomics and the keeper's mailbox, never by taking the state.
+//! Lock order: the shard's state, then the replica's (inside the log), then leaf locks (`waiters`, mailboxes).
+//! Callbacks of the log (commit, role change) use atomics and wake the shard task; they never take the state.
 //!
-//! Invariants: `applied` is the journal end that the keyspace corresponds to without the effects that wait in `fx`; an answer leaves only when `committed` has reached its gate.
+//! Invariants: `applied` is the journal end that the keyspace corresponds to without the effects that wait in `fx`. A
+//! reply is sent only when `committed` has reached its commit gate.
 
 mod blocked;
 mod script_control;
+mod serving_right;
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicI64, AtomicU8, AtomicU64, AtomicUsize, Ordering};
@@ -18,14 +20,13 @@ use std::time::Duration;
 
 use arc_swap::Guard;
 use bytes::BytesMut;
-use moim_base::Clock;
 use moim_base::task::Shutdown;
 use moim_wire_resp::{Batch, Encoder};
 use parking_lot::{Mutex as StateMutex, MutexGuard};
 use tokio::sync::Notify;
 
 pub use self::blocked::Blocked;
-use self::blocked::Waiting;
+use self::blocked::BlockedClient;
 use crate::busy::Running;
 use crate::cluster::View;
 use crate::cmd::{self, Spec};
@@ -38,98 +39,99 @@ use crate::evict::Evictor;
 use crate::keyspace::{KeyId, Keyspace};
 use crate::log::ShardLog;
 use crate::memory::ShardMemory;
-use crate::moves::{Moves, Parked};
+use crate::migration::state::{HeldConnections, Migrations};
 use crate::session::{Block, Mailbox, Session};
 use crate::shared::{Shared, lock};
-use crate::snapshot::Loaded;
+use crate::snapshot::LoadedSnapshot;
 
-use self::check::Checks;
+use self::keyspace_hash::HashChecks;
 pub(crate) use self::replay::ReplayError;
-use self::time::{Pace, Told};
+use self::time::{ShardClock, ShardTime};
 
-/// What this node may do with a shard.
+/// The role of this node in a shard.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
 pub enum Role {
-    /// Reads its journal; answers nothing.
+    /// Loading: replays its journal and serves no command.
     Loading = 0,
-    /// Leads: answers everything.
+    /// Primary: the leader; serves every command.
     Primary = 1,
-    /// Follows: answers reads of those who said READONLY.
+    /// Replica: a follower; serves reads of clients in READONLY mode.
     Replica = 2,
 }
 
-/// No leader epoch.
+/// Stands for "no leader epoch".
 const NO_EPOCH: i64 = -1;
-/// How long a thread that serves others waits for the state, and when a task on its loop tries again.
-const LOCK_SOON: Duration = Duration::from_millis(2);
+/// The longest wait of an event loop for the state, and the pause of a task on an event loop before it tries again.
+const LOCK_TIMEOUT: Duration = Duration::from_millis(2);
 const LOCK_RETRY: Duration = Duration::from_millis(5);
 
 /// One shard on this node.
 pub struct Shard {
-    /// Its number.
+    /// The shard number.
     pub index: u16,
-    /// The id of this replica, as clients see it: forty hexadecimal digits.
+    /// The node id of this replica as Redis clients see it: forty hexadecimal digits.
     pub id: String,
-    /// Its journal.
+    /// The journal of the shard.
     pub log: Arc<dyn ShardLog>,
-    /// Where its snapshots are, if it has any.
+    /// The snapshot folder; `None` for a shard without snapshots.
     folder: Option<PathBuf>,
     state: StateMutex<State>,
     committed: AtomicI64,
     role: AtomicU8,
-    /// Answer before the commit, as Redis does.
+    /// Durability `async`: replies are sent before the commit, as in Redis.
     pub is_async: AtomicBool,
-    /// Counts the times that answers in waiting became void.
+    /// How many times all pending replies were voided.
     voided: AtomicU64,
     waiters: Vec<Waiters>,
-    /// Messages for clients of other shards that wait for this journal.
+    /// Messages to clients of other shards, deferred until this journal has committed.
     pub(crate) deferred: Arc<Deferred>,
-    /// Scripts that run away from the loops: these must not wait for the lock then.
-    pub scripts_away: AtomicUsize,
-    /// A script has run for long; others hear BUSY.
+    /// Scripts that run off the event loops. While there are any, an event loop must not wait for the lock.
+    pub offloaded_scripts: AtomicUsize,
+    /// A script has run for longer than `busy-reply-threshold`; other clients get BUSY.
     pub busy: AtomicBool,
-    /// Set to end the running script.
+    /// Set by SCRIPT KILL to end the running script.
     pub script_killed: AtomicBool,
-    /// Whether the running script has written: then it cannot be ended.
+    /// True if the running script has written: SCRIPT KILL is then refused.
     pub script_wrote: AtomicBool,
     /// Set to end the running script although it has written.
     pub script_abandoned: AtomicBool,
-    /// The script that was stopped just now left effects that must not be appended. Looked at under the lock.
+    /// The effects of the script that was just stopped must not be appended. Read under the lock.
     pub(crate) discards_effects: AtomicBool,
-    /// The script that runs away from the loops and has the lock. Others look here without it.
+    /// The script that runs off the event loops and holds the lock. Other clients read it without the lock.
     pub(crate) running: Mutex<Option<Running>>,
-    /// Until when this node may answer for the shard, and from when on, on the monotonic clock; see [`Shard::may_answer`].
-    right_until_ms: AtomicU64,
-    right_from_ms: AtomicU64,
-    /// The newest leader epoch that was seen on record, the one that need not wait, and the one of this node's lead. A record can
-    /// reach the driver first, so an epoch that was never looked at waits.
-    seen_epoch: AtomicI64,
-    free_epoch: AtomicI64,
-    lead_epoch: AtomicI64,
+    /// The validity interval of the serving right on the monotonic clock; see [`Shard::holds_serving_right`].
+    serving_right_until_ms: AtomicU64,
+    serving_right_from_ms: AtomicU64,
+    /// The newest leader epoch on record, the newest one without an earlier holder of the serving right, and the epoch
+    /// in which this node leads. The election can reach the replica driver before the record is read here, so an epoch
+    /// that was not read yet counts as contested.
+    recorded_epoch: AtomicI64,
+    uncontested_epoch: AtomicI64,
+    leading_epoch: AtomicI64,
     /// A snapshot is being written.
     pub(crate) is_snapshotting: AtomicBool,
-    /// The journal could not be replayed: the replica takes no part until it is read anew.
+    /// Replay failed: the replica is disabled until its journal is fetched again.
     is_disabled: AtomicBool,
-    /// How often the replicas are compared with the primary, in milliseconds.
+    /// The interval between two keyspace hash checks, in milliseconds.
     check_interval_ms: AtomicU64,
-    /// Comparisons in which this replica differed from its primary.
+    /// Keyspace hash mismatches of this replica.
     pub(crate) mismatches: AtomicU64,
-    /// Slots that have come are about to be this shard's: whoever asks for them waits, although this node's view of the map
-    /// does not say so yet. Others may see the new map before it does, and send their clients here.
+    /// The ownership flip of imported slots is in progress: commands for them are held although this node's slot map
+    /// does not show the new owner yet. Other nodes may read the new map first and redirect their clients here.
     pub(crate) is_flipping: AtomicBool,
-    /// Slots come or leave: a snapshot would show what is gone in a moment.
-    pub(crate) is_moving: AtomicBool,
-    /// Below this the journal is needed by a move that reads it.
-    keep_from: AtomicI64,
-    /// The lead for which the slot map has been read; see [`Shard::set_viewed`].
-    viewed: AtomicI32,
-    /// Given when the shard is not here any more: whatever serves it ends.
-    pub gone: Shutdown,
-    /// Wakes the keeper.
-    pub news: Notify,
-    /// The keeper looks seldom, because no key expires.
-    pub(crate) at_rest: AtomicBool,
+    /// The shard is source or target of a slot migration: a snapshot would contain keys that are dropped in a moment.
+    pub(crate) is_migrating: AtomicBool,
+    /// The journal from this offset on is retained for the target of a slot migration.
+    journal_retained_from_offset: AtomicI64,
+    /// The leader epoch in which the slot map was read; see [`Shard::on_slot_map_read`].
+    slot_map_read_epoch: AtomicI32,
+    /// Cancelled when the shard leaves this node; every task and connection of the shard ends.
+    pub removed: Shutdown,
+    /// Wakes the shard task.
+    pub task_wakeup: Notify,
+    /// True while the shard task polls rarely because no key has an expiry.
+    pub(crate) is_task_idle: AtomicBool,
 }
 
 #[derive(Default)]
@@ -139,47 +141,47 @@ struct Waiters {
     notify: Notify,
 }
 
-/// What is behind the lock.
+/// The state behind the shard lock.
 pub struct State {
-    /// The keys.
+    /// The keyspace.
     pub db: Keyspace,
-    /// Done and not appended.
+    /// Effects that were executed and not appended.
     pub fx: Effects,
-    /// What was replayed of a batch that is not whole yet.
+    /// The frames replayed so far of a group whose last frame has not arrived.
     pub(crate) groups: Groups,
-    /// Comparing replicas with their primary.
-    pub(crate) checks: Checks,
-    /// Whom to tell.
+    /// The state of the keyspace hash check.
+    pub(crate) hash_checks: HashChecks,
+    /// Notifications, invalidations and wake-ups caused by the current turn.
     pub events: Events,
-    /// The end of the journal that `db` without `fx` corresponds to.
+    /// The journal end that `db` without `fx` corresponds to.
     pub applied: i64,
-    /// Shard time when it was last told: the time of the newest batch, or later.
+    /// Shard time when it was last read: the time of the newest batch, or later.
     pub time_ms: i64,
-    pace: Pace,
-    /// Frames from this offset on were received since the shard was opened or last read anew: their age is known.
+    shard_clock: ShardClock,
+    /// Frames from this offset on were received after the shard was opened or last reset: their age is known.
     live_from: i64,
-    /// When a new primary began to wait for the other nodes' clocks.
-    in_doubt_since_ns: Option<u64>,
-    /// Who waits for which key.
+    /// When a new primary began to wait for a majority of clocks.
+    unconfirmed_since_ns: Option<u64>,
+    /// Clients blocked on keys.
     pub blocked: Blocked,
-    /// Whose lead the keyspace is valid for; anything else has to be loaded anew.
+    /// The leader epoch for which the keyspace is valid; -1 if the keyspace must be brought up to the journal again.
     pub epoch: i32,
-    /// Slots that come or leave.
-    pub(crate) moves: Moves,
-    /// Who waits for them.
-    pub(crate) parked: Parked,
+    /// The slot migrations in which this shard is source or target.
+    pub(crate) migrations: Migrations,
+    /// Connections whose command is held: its slot migrates, or too many effects wait for the journal.
+    pub(crate) held_connections: HeldConnections,
     settings_version: u64,
-    /// What `db` takes, as the node knows it.
+    /// The memory use of `db` as reported to the node.
     pub(crate) memory: ShardMemory,
-    /// What eviction remembers.
+    /// The eviction pool.
     pub(crate) evictor: Evictor,
-    /// Belongs to whoever has a turn; kept, so that it is not allocated again.
+    /// Buffers of the current turn, kept so that they are not allocated again.
     pub(crate) scratch: Scratch,
-    /// Whether the newest snapshot was taken in.
-    pub(crate) is_read: bool,
+    /// True if the newest snapshot was loaded.
+    pub(crate) has_loaded_snapshot: bool,
 }
 
-/// The requests of a pipeline and where their keys belong.
+/// The requests of a pipeline and the ids of their keys.
 #[derive(Default)]
 pub(crate) struct Scratch {
     pub(crate) batch: Batch,
@@ -187,7 +189,7 @@ pub(crate) struct Scratch {
 }
 
 impl Shard {
-    /// A shard whose journal has not been read.
+    /// A shard whose journal was not replayed yet.
     pub fn new(
         index: u16,
         id: String,
@@ -208,33 +210,33 @@ impl Shard {
             voided: AtomicU64::new(0),
             waiters: (0..loops).map(|_| Waiters::default()).collect(),
             deferred: Arc::default(),
-            scripts_away: AtomicUsize::new(0),
+            offloaded_scripts: AtomicUsize::new(0),
             mismatches: AtomicU64::new(0),
             busy: AtomicBool::new(false),
             is_snapshotting: AtomicBool::new(false),
             is_disabled: AtomicBool::new(false),
             check_interval_ms: AtomicU64::new(60_000),
             is_flipping: AtomicBool::new(false),
-            is_moving: AtomicBool::new(false),
+            is_migrating: AtomicBool::new(false),
             script_killed: AtomicBool::new(false),
             script_wrote: AtomicBool::new(false),
             script_abandoned: AtomicBool::new(false),
             discards_effects: AtomicBool::new(false),
             running: Mutex::new(None),
-            right_until_ms: AtomicU64::new(u64::MAX),
-            right_from_ms: AtomicU64::new(0),
-            seen_epoch: AtomicI64::new(NO_EPOCH),
-            free_epoch: AtomicI64::new(NO_EPOCH),
-            lead_epoch: AtomicI64::new(NO_EPOCH),
-            keep_from: AtomicI64::new(i64::MAX),
-            viewed: AtomicI32::new(i32::MAX),
-            gone: Shutdown::new(),
-            news: Notify::new(),
-            at_rest: AtomicBool::new(false),
+            serving_right_until_ms: AtomicU64::new(u64::MAX),
+            serving_right_from_ms: AtomicU64::new(0),
+            recorded_epoch: AtomicI64::new(NO_EPOCH),
+            uncontested_epoch: AtomicI64::new(NO_EPOCH),
+            leading_epoch: AtomicI64::new(NO_EPOCH),
+            journal_retained_from_offset: AtomicI64::new(i64::MAX),
+            slot_map_read_epoch: AtomicI32::new(i32::MAX),
+            removed: Shutdown::new(),
+            task_wakeup: Notify::new(),
+            is_task_idle: AtomicBool::new(false),
         })
     }
 
-    /// What this node may do with it.
+    /// The current role of this node.
     pub fn role(&self) -> Role {
         match self.role.load(Ordering::Acquire) {
             1 => Role::Primary,
@@ -247,92 +249,56 @@ impl Shard {
         self.role.store(role as u8, Ordering::Release);
     }
 
-    /// Whether this node may speak for the shard: it holds the serving right, and nobody else can hold one any more.
-    pub fn may_answer(&self, clock: &dyn Clock) -> bool {
-        #[cfg(feature = "planted")]
-        if crate::planted::is_on(crate::planted::Bug::ServePastRight) {
-            return true;
-        }
-        let until = self.right_until_ms.load(Ordering::Acquire);
-        if until == u64::MAX {
-            return true;
-        }
-        let now = clock.monotonic_ms();
-        let lead = self.lead_epoch.load(Ordering::Acquire);
-        let is_free = lead != NO_EPOCH && lead == self.free_epoch.load(Ordering::Acquire);
-        now < until && (is_free || now >= self.right_from_ms.load(Ordering::Acquire))
-    }
-
-    /// The right lasts until then.
-    pub fn set_right(&self, until_ms: u64) {
-        self.right_until_ms.store(until_ms, Ordering::Release);
-    }
-
-    /// This node leads in an epoch. Whoever led before may answer until then.
-    pub fn set_right_from(&self, epoch: i32, from_ms: u64) {
-        self.right_from_ms.store(from_ms, Ordering::Release);
-        self.lead_epoch.store(i64::from(epoch), Ordering::Release);
-    }
-
-    /// A leader epoch is on record. `is_free`: nobody else can hold a right to answer in it. What was seen first counts: a record
-    /// that says so later does so because the others left it, and they may still answer.
-    pub fn on_epoch(&self, epoch: i32, is_free: bool) {
-        let epoch = i64::from(epoch);
-        if self.seen_epoch.swap(epoch, Ordering::AcqRel) != epoch {
-            self.free_epoch.store(if is_free { epoch } else { NO_EPOCH }, Ordering::Release);
+    /// The slot map was read after this node became leader in `epoch`. A new primary waits for that: with an older slot
+    /// map it could serve slots that its shard has handed over before.
+    pub(crate) fn on_slot_map_read(&self, epoch: i32) {
+        if self.slot_map_read_epoch.swap(epoch, Ordering::AcqRel) != epoch {
+            self.task_wakeup.notify_one();
         }
     }
 
-    /// The slot map was read after this node began to lead in `epoch`. A primary that went by an older map could serve
-    /// slots that its shard gave away before; so nobody becomes one before.
-    pub(crate) fn set_viewed(&self, epoch: i32) {
-        if self.viewed.swap(epoch, Ordering::AcqRel) != epoch {
-            self.news.notify_one();
-        }
+    pub(crate) fn has_read_slot_map(&self, epoch: i32) -> bool {
+        let slot_map_read_epoch = self.slot_map_read_epoch.load(Ordering::Acquire);
+        slot_map_read_epoch == epoch || slot_map_read_epoch == i32::MAX
     }
 
-    pub(crate) fn has_viewed(&self, epoch: i32) -> bool {
-        let viewed = self.viewed.load(Ordering::Acquire);
-        viewed == epoch || viewed == i32::MAX
+    /// Retains the journal from this offset on for a slot migration; `i64::MAX` if there is none.
+    pub(crate) fn retain_journal_from(&self, position: i64) {
+        self.journal_retained_from_offset.store(position, Ordering::Release);
     }
 
-    /// The journal from here on is needed by a move; `i64::MAX` when none is.
-    pub(crate) fn keep_from(&self, position: i64) {
-        self.keep_from.store(position, Ordering::Release);
+    pub(crate) fn journal_retained_from(&self) -> i64 {
+        self.journal_retained_from_offset.load(Ordering::Acquire)
     }
 
-    pub(crate) fn keeps_from(&self) -> i64 {
-        self.keep_from.load(Ordering::Acquire)
-    }
-
-    /// The journal was cut at `end`, or begins anew there: what memory has beyond it is forgotten. May wait.
-    pub(crate) fn on_cut(&self, end: i64) {
-        self.void_answers();
+    /// The journal was truncated to `end`, or restarts there: a keyspace beyond it is discarded. May block.
+    pub(crate) fn on_truncate(&self, end: i64) {
+        self.void_pending_replies();
         let mut state = self.lock();
         if state.applied > end {
             self.set_role(Role::Loading);
-            state.forget();
+            state.reset();
         }
         drop(state);
         self.committed.fetch_min(end, Ordering::AcqRel);
-        self.news.notify_one();
+        self.task_wakeup.notify_one();
     }
 
-    /// Where its snapshots are.
+    /// The snapshot folder.
     pub(crate) fn folder(&self) -> Option<&Path> {
         self.folder.as_deref()
     }
 
-    /// How often the replicas are compared with the primary.
+    /// Sets the interval between two keyspace hash checks.
     pub fn set_check_interval(&self, ms: u64) {
         self.check_interval_ms.store(ms, Ordering::Relaxed);
     }
 
-    /// The journal cannot be replayed: nothing is answered from memory any more, and this replica is not to lead.
+    /// Replay failed: nothing is served from memory, and this replica must not be elected.
     pub(crate) fn disable(&self, offset: i64, error: &dyn std::fmt::Display) {
         self.is_disabled.store(true, Ordering::Release);
         self.set_role(Role::Loading);
-        self.void_answers();
+        self.void_pending_replies();
         self.log.journal().mark_damaged();
         tracing::error!(
             shard = self.index,
@@ -346,42 +312,42 @@ impl Shard {
         self.is_disabled.load(Ordering::Acquire)
     }
 
-    /// The copy begins anew, empty.
+    /// The replica restarts with an empty journal.
     pub(crate) fn enable(&self) {
         self.is_disabled.store(false, Ordering::Release);
     }
 
-    /// A snapshot takes the place of the keyspace.
-    pub(crate) fn install(&self, loaded: Loaded) {
+    /// Installs a snapshot of the leader in place of the keyspace.
+    pub(crate) fn install(&self, loaded: LoadedSnapshot) {
         self.is_disabled.store(false, Ordering::Release);
-        self.void_answers();
+        self.void_pending_replies();
         self.set_role(Role::Loading);
         let mut state = self.lock();
-        state.forget();
+        state.reset();
         self.committed.store(loaded.end, Ordering::Release);
-        state.take_in(loaded);
+        state.install_snapshot(loaded);
         drop(state);
-        self.news.notify_one();
+        self.task_wakeup.notify_one();
     }
 
-    /// Everything below is committed.
+    /// The high watermark: everything below it is committed.
     pub fn committed(&self) -> i64 {
         self.committed.load(Ordering::Acquire)
     }
 
-    /// How often waiting answers became void.
+    /// How many times the pending replies were voided.
     pub fn voided(&self) -> u64 {
         self.voided.load(Ordering::Acquire)
     }
 
-    /// Answers that wait will never leave: their changes may be lost.
-    pub(crate) fn void_answers(&self) {
+    /// Voids all pending replies: their changes may be lost.
+    pub(crate) fn void_pending_replies(&self) {
         self.voided.fetch_add(1, Ordering::AcqRel);
-        self.deferred.news.notify_one();
+        self.deferred.wakeup.notify_one();
         self.wake_all();
     }
 
-    /// The journal is committed up to here. Called by whoever the log reports to; takes no lock but leaves.
+    /// The high watermark has advanced to `end`. Called by the replica driver; takes leaf locks only.
     pub fn on_committed(&self, end: i64) {
         if self.committed.fetch_max(end, Ordering::AcqRel) < end {
             for waiters in &self.waiters {
@@ -390,11 +356,11 @@ impl Shard {
                 }
             }
             if self.deferred.any() {
-                self.deferred.news.notify_one();
+                self.deferred.wakeup.notify_one();
             }
             match self.role() {
-                Role::Replica => self.news.notify_one(),
-                Role::Primary | Role::Loading => self.log.journal().set_wanted_from(end),
+                Role::Replica => self.task_wakeup.notify_one(),
+                Role::Primary | Role::Loading => self.log.journal().set_cached_from(end),
             }
         }
     }
@@ -407,7 +373,7 @@ impl Shard {
         }
     }
 
-    /// Has the connection woken when the journal is committed up to `gate`.
+    /// Registers a connection to be woken when the journal is committed up to `gate`.
     pub fn wait_for(&self, on_loop: usize, gate: i64, mailbox: &Arc<Mailbox>) {
         let waiters = &self.waiters[on_loop % self.waiters.len()];
         lock(&waiters.list).push((gate, Arc::clone(mailbox)));
@@ -417,8 +383,8 @@ impl Shard {
         }
     }
 
-    /// Waits for commits and wakes the connections of a loop that wait for them. One task per loop, so that the thread
-    /// that commits wakes each loop once and not every connection.
+    /// Wakes the connections of one event loop whose commit gate was reached. One task per loop: the thread that
+    /// commits wakes each loop once instead of every connection.
     pub async fn wake_waiters(self: Arc<Self>, on_loop: usize) {
         let waiters = &self.waiters[on_loop % self.waiters.len()];
         let mut woken = Vec::new();
@@ -440,17 +406,17 @@ impl Shard {
         }
     }
 
-    /// The state, however long that takes. Not on an event loop: a script may hold it until it is killed.
+    /// Locks the state, however long that takes. Not on an event loop: a script may hold the lock until it is killed.
     pub(crate) fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock()
     }
 
-    /// The state, unless a script holds it for longer than a moment.
+    /// Locks the state within [`LOCK_TIMEOUT`]; `None` if a script holds it for longer.
     pub(crate) fn lock_soon(&self) -> Option<MutexGuard<'_, State>> {
-        self.state.try_lock_for(LOCK_SOON)
+        self.state.try_lock_for(LOCK_TIMEOUT)
     }
 
-    /// The state, for a task on an event loop: while a script holds it, the loop serves its other clients.
+    /// Locks the state from a task on an event loop: while a script holds it, the loop serves its other clients.
     pub(crate) async fn lock_on_loop(&self) -> MutexGuard<'_, State> {
         loop {
             if let Some(state) = self.lock_soon() {
@@ -460,41 +426,41 @@ impl Shard {
         }
     }
 
-    /// Runs `look` on the state, once a script that may hold it has released it.
-    pub(crate) async fn look<T>(&self, look: impl FnOnce(&mut State) -> T) -> T {
-        look(&mut *self.lock_on_loop().await)
+    /// Runs `read` on the state, once a script that may hold it has released it.
+    pub(crate) async fn with_state<T>(&self, read: impl FnOnce(&mut State) -> T) -> T {
+        read(&mut *self.lock_on_loop().await)
     }
 
-    /// The state, if it is not locked.
+    /// Locks the state if it is not locked.
     pub(crate) fn try_lock(&self) -> Option<MutexGuard<'_, State>> {
         self.state.try_lock()
     }
 
-    /// True if a script that runs off the event loops holds the state or waits for it, or one has held it for longer than
-    /// `busy-reply-threshold`.
+    /// True if a script that runs off the event loops holds the state or waits for it, or one has held it for longer
+    /// than `busy-reply-threshold`.
     fn is_held_by_script(&self) -> bool {
-        self.busy.load(Ordering::Acquire) || self.scripts_away.load(Ordering::Acquire) > 0
+        self.busy.load(Ordering::Acquire) || self.offloaded_scripts.load(Ordering::Acquire) > 0
     }
 
     /// Takes the lock for a turn. `None` while a script holds it.
     ///
-    /// An event loop never waits for a script. A script can take the lock between the check and the wait (it leaves its loop
-    /// and locks again before a waiting thread has woken up), so the wait is bounded and the check repeated: a loop that waited
-    /// on could not be reached by SCRIPT KILL.
+    /// An event loop never waits for a script. A script can take the lock between the check and the wait (it leaves its
+    /// loop and locks again before a waiting thread has woken up), so the wait is bounded and the check repeated: a
+    /// loop that kept waiting could not be reached by SCRIPT KILL.
     pub fn turn<'a>(&'a self, shared: &'a Shared) -> Option<Turn<'a>> {
         let state = loop {
             if self.is_held_by_script() {
                 break self.state.try_lock()?;
             }
-            if let Some(state) = self.state.try_lock_for(LOCK_SOON) {
+            if let Some(state) = self.state.try_lock_for(LOCK_TIMEOUT) {
                 break state;
             }
         };
         Some(self.turn_with(shared, state))
     }
 
-    /// Takes the lock for a turn, however long that takes. Not for the loops.
-    pub(crate) fn turn_away<'a>(&'a self, shared: &'a Shared) -> Turn<'a> {
+    /// Takes the lock for a turn, however long that takes. Not on an event loop.
+    pub(crate) fn turn_blocking<'a>(&'a self, shared: &'a Shared) -> Turn<'a> {
         self.turn_with(shared, self.lock())
     }
 
@@ -508,53 +474,53 @@ impl Shard {
 }
 
 impl State {
-    /// Nothing has been read.
+    /// The state before any replay.
     pub(crate) fn empty() -> Self {
         Self {
             db: Keyspace::new(fastrand::u64(..)),
             fx: Effects::default(),
             groups: Groups::default(),
-            checks: Checks::default(),
+            hash_checks: HashChecks::default(),
             events: Events::default(),
             applied: 0,
             time_ms: 0,
-            pace: Pace::default(),
+            shard_clock: ShardClock::default(),
             live_from: 0,
-            in_doubt_since_ns: None,
+            unconfirmed_since_ns: None,
             blocked: Blocked::default(),
             epoch: -1,
-            moves: Moves::default(),
-            parked: Parked::default(),
+            migrations: Migrations::default(),
+            held_connections: HeldConnections::default(),
             settings_version: 0,
             memory: ShardMemory::default(),
             evictor: Evictor::default(),
             scratch: Scratch::default(),
-            is_read: false,
+            has_loaded_snapshot: false,
         }
     }
 
-    /// Throws the keyspace away: it is read anew.
-    pub(crate) fn forget(&mut self) {
-        self.set_moves(Moves::default());
+    /// Discards the keyspace: snapshot and journal are replayed from the start.
+    pub(crate) fn reset(&mut self) {
+        self.set_migrations(Migrations::default());
         self.events.invalidate_watches(|_| true);
         self.db = Keyspace::new(fastrand::u64(..));
-        self.is_read = false;
+        self.has_loaded_snapshot = false;
         self.live_from = self.live_from.max(self.applied);
         self.applied = 0;
         self.time_ms = 0;
-        self.pace = Pace::default();
+        self.shard_clock = ShardClock::default();
         self.epoch = -1;
         self.fx.clear();
         self.groups.discard();
-        self.checks.forget();
+        self.hash_checks.reset();
         self.events.hazards.reset();
         self.events.ready.clear();
-        self.events.all_invalid = self.events.tracked;
+        self.events.invalidate_all = self.events.tracking_enabled;
         self.evictor = Evictor::default();
         self.release_blocked();
     }
 
-    /// Clients that wait for keys hear that this node cannot give them any more.
+    /// Unblocks clients that wait for keys: this node is not the primary any more.
     pub(crate) fn release_blocked(&mut self) {
         let on_keys = self.blocked.clients.iter().filter(|(_, waiting)| waiting.block.on_keys);
         let clients: Vec<u64> = on_keys.map(|(client, _)| *client).collect();
@@ -563,25 +529,25 @@ impl State {
             Encoder::new(&mut out, waiting.protocol).error(
                 "UNBLOCKED force unblock from blocking operation, instance state changed (master -> replica?)",
             );
-            waiting.mailbox.answer(out.freeze(), 0);
+            waiting.mailbox.deliver_reply(out.freeze(), 0);
         }
         self.blocked.by_key.clear();
-        self.parked.wake();
+        self.held_connections.wake();
     }
 
-    /// A client waits no more.
-    fn unblock(&mut self, client: u64) -> Option<Waiting> {
+    /// Removes a client from the blocked clients.
+    fn unblock(&mut self, client: u64) -> Option<BlockedClient> {
         let waiting = self.blocked.remove(client)?;
         self.events.blocked -= 1;
-        if waiting.block.on_gone {
-            waiting.block.keys.iter().for_each(|key| self.events.unmind(key));
+        if waiting.block.wake_on_delete {
+            waiting.block.keys.iter().for_each(|key| self.events.cancel_wake_on_delete(key));
         }
         Some(waiting)
     }
 
-    /// Clients that wait for keys of slots which have left hear where they went.
+    /// Answers blocked clients whose slot has migrated with MOVED.
     pub(crate) fn redirect_blocked(&mut self, moved: impl Fn(&[u8]) -> Option<Error>) {
-        let of = |(client, waiting): (&u64, &Waiting)| {
+        let of = |(client, waiting): (&u64, &BlockedClient)| {
             let error = waiting.block.keys.iter().find_map(|key| moved(key))?;
             waiting.block.on_keys.then_some((*client, error))
         };
@@ -590,49 +556,58 @@ impl State {
             let Some(waiting) = self.unblock(client) else { continue };
             let mut out = BytesMut::new();
             Encoder::new(&mut out, waiting.protocol).error(error.0.as_bytes());
-            waiting.mailbox.answer(out.freeze(), 0);
+            waiting.mailbox.deliver_reply(out.freeze(), 0);
         }
     }
 
-    /// The keyspace is what a snapshot says.
-    pub(crate) fn take_in(&mut self, loaded: Loaded) {
+    /// Replaces the keyspace by a loaded snapshot.
+    pub(crate) fn install_snapshot(&mut self, loaded: LoadedSnapshot) {
         self.db = loaded.db;
-        self.set_moves(loaded.moves);
+        self.set_migrations(loaded.migrations);
         self.events.invalidate_watches(|_| true);
-        (self.applied, self.time_ms, self.is_read) = (loaded.end, loaded.time_ms, true);
-        self.pace = Pace::default();
+        (self.applied, self.time_ms, self.has_loaded_snapshot) = (loaded.end, loaded.time_ms, true);
+        self.shard_clock = ShardClock::default();
         self.groups.discard();
     }
 
-    /// Shard time now.
-    fn advance_time(&mut self, shared: &Shared) -> Told {
+    /// LAG: how far shard time was behind the wall clock of the primary.
+    pub(crate) fn set_lag_ms(&mut self, lag_ms: i64) {
+        self.shard_clock.set_lag_ms(lag_ms);
+    }
+
+    /// Advances shard time to now. Where the newest entry is not known yet, or its age, because the journal is being replayed
+    /// and another node leads, the reading is not kept: with a wrong wall clock it would be ahead of every later entry.
+    fn advance_time(&mut self, shared: &Shared) -> ShardTime {
         let (now_ns, wall_ms) = (shared.clock.monotonic_ns(), shared.clock.wall_ms());
         let is_agreed = shared.is_time_agreed(now_ns, wall_ms);
         #[cfg(feature = "planted")]
         let is_agreed = is_agreed || crate::planted::is_on(crate::planted::Bug::UnconfirmedJump);
         #[cfg(feature = "planted")]
         if crate::planted::is_on(crate::planted::Bug::FrozenTime) && self.time_ms > wall_ms {
-            return Told { time_ms: self.time_ms, is_in_doubt: false };
+            return ShardTime { time_ms: self.time_ms, is_unconfirmed: false };
         }
-        let told = self.pace.advance(self.time_ms, now_ns, wall_ms, is_agreed);
-        if told.is_in_doubt {
-            shared.time_doubt.notify_one();
+        let mut shard_clock = self.shard_clock;
+        let time = shard_clock.advance(self.time_ms, now_ns, wall_ms, is_agreed);
+        if time.is_unconfirmed {
+            shared.clock_unconfirmed.notify_one();
         }
-        self.time_ms = told.time_ms;
-        told
+        if self.epoch != -1 || self.shard_clock.is_continuous() {
+            (self.time_ms, self.shard_clock) = (time.time_ms, shard_clock);
+        }
+        time
     }
 
-    /// Whether a new primary waits before it serves: the wall clock is far ahead of the journal, and the other nodes have not
-    /// said yet whether it is right. A time to live that is set before the jump would end with it.
-    pub(crate) fn waits_for_time(&mut self, shared: &Shared) -> bool {
-        const PATIENCE_NS: u64 = 3_000_000_000;
-        if !self.advance_time(shared).is_in_doubt {
-            self.in_doubt_since_ns = None;
+    /// True if a new primary must not serve yet: the wall clock is far ahead of the journal, and no majority of the
+    /// nodes' clocks has confirmed it. A TTL that is set before the jump would expire with it.
+    pub(crate) fn waits_for_clock_majority(&mut self, shared: &Shared) -> bool {
+        const TIMEOUT_NS: u64 = 3_000_000_000;
+        if !self.advance_time(shared).is_unconfirmed {
+            self.unconfirmed_since_ns = None;
             return false;
         }
         let now_ns = shared.clock.monotonic_ns();
-        let since_ns = *self.in_doubt_since_ns.get_or_insert(now_ns);
-        now_ns.saturating_sub(since_ns) < PATIENCE_NS
+        let since_ns = *self.unconfirmed_since_ns.get_or_insert(now_ns);
+        now_ns.saturating_sub(since_ns) < TIMEOUT_NS
     }
 
     fn follow_settings(&mut self, shared: &Shared, now: i64) {
@@ -645,24 +620,24 @@ impl State {
         self.db.set_access_clock((now / 1_000) as u32);
     }
 
-    /// Whether all shards of the node together are within a limit.
+    /// True if all shards of the node together are within the memory limit.
     pub(crate) fn has_room(&self, shared: &Shared, limit: u64) -> bool {
         self.memory.used_with(&shared.memory, self.db.memory()) <= limit
     }
 }
 
-/// The lock on a shard, for the requests that are ready.
+/// A turn: the lock on a shard while the ready requests of one connection run.
 pub struct Turn<'a> {
     pub(crate) shard: &'a Shard,
     pub(crate) shared: &'a Shared,
     pub(crate) state: MutexGuard<'a, State>,
-    /// The time of this turn.
+    /// Shard time of this turn.
     pub now: i64,
-    /// The journal takes writes, as far as this turn knows.
+    /// The journal accepted writes when this turn checked last.
     pub(crate) admitted: bool,
-    /// The slots as they were when the turn began.
+    /// The slot map view when the turn began.
     pub(crate) view: Guard<Arc<View>>,
-    /// The command that ran last, if a name alone says which it is.
+    /// The command that ran last, if its name alone identifies it.
     pub(crate) resolved: Option<(&'static Spec, u16)>,
 }
 
@@ -672,12 +647,12 @@ impl Turn<'_> {
         self.state.end()
     }
 
-    /// Makes a client wait for keys.
+    /// Blocks a client on keys.
     pub(crate) fn block(&mut self, session: &mut Session, block: Block) {
         let state = &mut *self.state;
         for key in &block.keys {
-            if block.on_gone {
-                state.events.mind(key);
+            if block.wake_on_delete {
+                state.events.wake_on_delete(key);
             }
             let line = state.blocked.by_key.entry(key.clone()).or_default();
             if !line.contains(&session.id) {
@@ -686,27 +661,27 @@ impl Turn<'_> {
         }
         state.events.blocked += 1;
         let (mailbox, peer) = (Arc::clone(&session.mailbox), session.peer.clone());
-        let waiting = Waiting { block, protocol: session.protocol, mailbox, peer };
+        let waiting = BlockedClient { block, protocol: session.protocol, mailbox, peer };
         state.blocked.clients.insert(session.id, waiting);
     }
 
-    /// A client waits no more: it was answered, its time ran out, or it is gone. Answers whether it did.
+    /// Unblocks a client: it was answered, timed out or disconnected. Returns whether it was blocked.
     pub fn unblock(&mut self, client: u64) -> bool {
         self.state.unblock(client).is_some()
     }
 
-    /// Answers a client that waits for keys, and lets it go. Answers whether it waited.
+    /// Answers a blocked client and unblocks it. Returns whether it was blocked.
     pub(crate) fn answer_blocked(&mut self, client: u64, write: impl FnOnce(&mut Encoder<'_>)) -> bool {
         let Some(waiting) = self.state.blocked.clients.get(&client) else { return false };
         let (protocol, mailbox) = (waiting.protocol, Arc::clone(&waiting.mailbox));
         let mut out = BytesMut::new();
         write(&mut Encoder::new(&mut out, protocol));
         self.unblock(client);
-        mailbox.answer(out.freeze(), 0);
+        mailbox.deliver_reply(out.freeze(), 0);
         true
     }
 
-    /// Lets clients that wait for keys have what is ready now, first come, first served.
+    /// Serves blocked clients whose keys are ready, first come, first served.
     pub(crate) fn serve_blocked(&mut self) {
         while !self.state.events.ready.is_empty() {
             for key in std::mem::take(&mut self.state.events.ready) {
@@ -717,7 +692,7 @@ impl Turn<'_> {
                     .get(&key)
                     .map_or_else(Vec::new, |line| line.iter().copied().collect());
                 for client in line {
-                    if self.state.db.contains(&key) || self.state.blocked.minds_gone(client) {
+                    if self.state.db.contains(&key) || self.state.blocked.wakes_on_delete(client) {
                         self.resume(client);
                     }
                 }
@@ -725,7 +700,7 @@ impl Turn<'_> {
         }
     }
 
-    /// Runs the command of a client that waits once more.
+    /// Executes the command of a blocked client again.
     fn resume(&mut self, client: u64) {
         let voided = self.shard.voided();
         let state = &mut *self.state;
@@ -735,7 +710,7 @@ impl Turn<'_> {
         let peer = waiting.peer.clone();
         let args = command.args();
         let Some(spec) = cmd::resolve(&args) else { return };
-        let mut session = Session { peer, ..Session::nobody() };
+        let mut session = Session { peer, ..Session::internal() };
         (session.protocol, session.resumed, session.id) = (protocol, true, client);
         session.command = cmd::number_of(spec);
         let mut out = BytesMut::new();
@@ -761,11 +736,11 @@ impl Turn<'_> {
         let gate = self.state.events.gate;
         if session.block.is_none() {
             self.unblock(client);
-            mailbox.answer_under(out.freeze(), self.gate(gate), voided);
+            mailbox.deliver_reply_under(out.freeze(), self.gate(gate), voided);
         }
     }
 
-    /// What an answer waits for: nothing where the shard was told not to wait.
+    /// The commit gate of a reply: 0 if the shard answers before the commit.
     pub(crate) fn gate(&self, gate: i64) -> i64 {
         #[cfg(feature = "planted")]
         if crate::planted::is_on(crate::planted::Bug::ReplyBeforeCommit) {
@@ -774,14 +749,14 @@ impl Turn<'_> {
         if self.shard.is_async.load(Ordering::Relaxed) { 0 } else { gate }
     }
 
-    /// Ends the turn: appends, and gives the lock back.
+    /// Ends the turn: appends its effects and releases the lock.
     pub fn finish(mut self) {
         self.append();
-        if self.shard.at_rest.load(Ordering::Relaxed) && self.state.db.expiring() > 0 {
-            self.shard.at_rest.store(false, Ordering::Relaxed);
-            self.shard.news.notify_one();
+        if self.shard.is_task_idle.load(Ordering::Relaxed) && self.state.db.expiring() > 0 {
+            self.shard.is_task_idle.store(false, Ordering::Relaxed);
+            self.shard.task_wakeup.notify_one();
         }
-        self.state.events.tallies.counts.report(&self.shared.stats);
+        self.state.events.command_stats.counts.report(&self.shared.stats);
         let state = &mut *self.state;
         state.memory.report(&self.shared.memory, state.db.memory());
         let garbage = self.state.db.take_garbage();
@@ -791,7 +766,7 @@ impl Turn<'_> {
 }
 
 mod append;
-pub(crate) mod check;
+pub(crate) mod keyspace_hash;
 mod replay;
 pub(crate) mod time;
 

@@ -1,4 +1,4 @@
-//! What all shards and clients of a node share: settings, counters, the list of clients, the slow log.
+//! The state that all shards and clients of a node share: settings, counters, the client list, the slow log.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, AtomicUsize, Ordering};
@@ -19,84 +19,85 @@ use crate::session::Mailbox;
 use crate::settings::Settings;
 use crate::tracking::Tracking;
 
-/// What the buffers of all connections take together at most: the largest request that RESP allows, and what others have meanwhile.
+/// The budget of all connection buffers: the largest request that RESP allows, and the other clients' buffers.
 pub const BUFFER_BYTES: usize = (1 << 30) + (512 << 20);
-/// What of it no other layer of the node can take: the largest request, and room for others.
+/// The part of it that is reserved from other layers of the node: the largest request, and space for other clients.
 pub const BUFFER_RESERVE: usize = (512 << 20) + (256 << 20);
 
-/// What the Lua machines of all threads take together at most, beyond what each may take without asking.
+/// The budget of the Lua interpreters of all threads, beyond the free allowance of each.
 const SCRIPT_BYTES: usize = 1 << 30;
-/// What of it no other layer of the node can take: one script of the largest size.
+/// The part of it that is reserved from other layers of the node: one script of the largest size.
 pub const SCRIPT_RESERVE: usize = 256 << 20;
 
-/// A wall clock whose difference to the monotonic one changes by more was stepped.
+/// The wall clock was stepped if its offset to the monotonic clock changes by more.
 const STEP_MS: u64 = 1_000;
 
 fn clock_offset_ms(now_ns: u64, wall_ms: i64) -> i64 {
     wall_ms.saturating_sub(i64::try_from(now_ns / 1_000_000).unwrap_or(i64::MAX))
 }
 
-/// See the module.
+/// The state that all shards and clients of a node share.
 pub struct Shared {
-    /// The time.
+    /// The clocks.
     pub clock: Arc<dyn Clock>,
-    /// CONFIG.
+    /// The settings of CONFIG.
     pub settings: Settings,
-    /// What all shards of this node take.
+    /// The memory use of all shards of this node.
     pub memory: Arc<NodeMemory>,
-    /// Where connections take the memory of their buffers from.
+    /// The budget of connection buffers.
     pub buffers: OnceLock<LayerBudget>,
-    /// What scripts take from.
+    /// The budget of scripts.
     pub scripts_memory: OnceLock<LayerBudget>,
-    /// Counters.
+    /// The counters of INFO and the metrics.
     pub stats: Stats,
-    /// Who listens to what.
+    /// The Pub/Sub subscriptions.
     pub pubsub: PubSub,
-    /// Who has read what, and wants to hear of changes.
+    /// Client-side caching: the keys that tracking clients have read.
     pub tracking: Tracking,
-    /// Who sees every command.
+    /// The clients in MONITOR mode.
     pub monitors: Monitors,
-    /// Scripts by name.
+    /// The script cache, by SHA1.
     pub scripts: Scripts,
-    /// Who is connected.
+    /// The connected clients, by id.
     pub clients: Mutex<BTreeMap<u64, Client>>,
-    /// How many are.
+    /// The number of connected clients.
     pub connections: AtomicUsize,
-    /// Event loops that have not turned for a second.
+    /// The number of stalled event loops.
     pub stalled_loops: AtomicUsize,
-    /// Whether other nodes serve in this node's place: connections are closed as they come in.
+    /// True while other nodes serve in place of this node: connections are closed when they are accepted.
     pub withdrawn: AtomicBool,
-    /// True while no linearizable read has succeeded for [`crate::service`]'s limit: the other nodes may serve in this node's
-    /// place. Commands with keys are answered CLUSTERDOWN, as by a Redis node in a minority.
+    /// True while no linearizable read has succeeded for [`crate::service`]'s limit: other nodes may serve in place of
+    /// this node. Commands with keys get CLUSTERDOWN, as from a Redis node in a minority partition.
     pub isolated: AtomicBool,
-    /// The number of the next client.
+    /// The id of the next client.
     pub next_client: AtomicU64,
     /// SLOWLOG.
     pub slow: Mutex<SlowLog>,
-    /// Who owns which slot, and where everybody is.
+    /// The view of the cluster: slot owners and node addresses.
     pub view: ArcSwap<View>,
-    /// Where requests to the cluster go, once somebody takes them.
+    /// Submits cluster operations to the service; set when the service runs.
     pub ops: OnceLock<tokio::sync::mpsc::Sender<crate::ops::Op>>,
-    /// Called by a loop that has nothing to do, or (with true) has served one client of several.
+    /// Called by an event loop that is about to park (`None`), or has done this much work for one of several clients.
     pub on_rest: OnceLock<Box<dyn Fn(Option<usize>) + Send + Sync>>,
-    /// Until when, on the monotonic clock, a majority of the nodes' wall clocks is known to agree with this node's: always where
-    /// there are no others.
+    /// Until this moment of the monotonic clock a majority of the nodes' wall clocks is known to agree with this
+    /// node's; `u64::MAX` on a standalone node.
     pub(crate) time_agreed_until_ns: AtomicU64,
-    /// By how much the wall clock was ahead of the monotonic one then, in milliseconds. If it is stepped later, nothing is agreed.
+    /// The offset of the wall clock to the monotonic clock at that confirmation, in milliseconds. A step of the wall
+    /// clock invalidates the confirmation.
     pub(crate) time_agreed_offset_ms: AtomicI64,
-    /// A shard does not know whether the wall clock is right.
-    pub(crate) time_doubt: tokio::sync::Notify,
-    /// Has the service look at the cluster's records now.
-    pub look: tokio::sync::Notify,
-    /// When this node started, in milliseconds since 1970.
+    /// Notified by a shard that needs the wall clock confirmed.
+    pub(crate) clock_unconfirmed: tokio::sync::Notify,
+    /// Makes the service read the cluster's records now.
+    pub refresh_wakeup: tokio::sync::Notify,
+    /// The start time of this node, in milliseconds since 1970.
     pub started_ms: i64,
-    /// Forty hexadecimal digits that no other run has.
+    /// The run id: forty hexadecimal digits, random for each start.
     pub run_id: String,
-    /// Itself, for work that leaves the loops; set when the server starts.
+    /// A reference to itself, for offloaded commands; set when the server starts.
     pub this: OnceLock<Weak<Shared>>,
-    /// Until when CLIENT PAUSE holds commands back: all of them, and writes.
+    /// CLIENT PAUSE: until when all commands, and write commands, are paused.
     pub paused_ms: [AtomicI64; 2],
-    /// How many clients it holds back now.
+    /// The number of clients that CLIENT PAUSE holds now.
     pub paused_clients: AtomicUsize,
 }
 
@@ -106,16 +107,16 @@ impl Default for Shared {
     }
 }
 
-/// What CLIENT LIST shows of somebody.
+/// A connected client, as CLIENT LIST shows it.
 #[derive(Clone)]
 pub struct Client {
-    /// How to reach the connection.
+    /// The mailbox of the connection.
     pub mailbox: Arc<Mailbox>,
-    /// What the connection last said about itself.
+    /// The properties of the connection, as it last updated them.
     pub about: Arc<Mutex<About>>,
 }
 
-/// See [`Client`].
+/// The properties of a [`Client`].
 #[derive(Clone, Default)]
 #[allow(missing_docs)]
 pub struct About {
@@ -129,27 +130,27 @@ pub struct About {
     pub last_command: &'static str,
     pub multi: i64,
     pub subscriptions: usize,
-    pub listens: [usize; 3],
+    pub subscribed: [usize; 3],
     pub request_bytes: usize,
     pub protocol: u8,
     pub readonly: bool,
     pub blocked: bool,
     pub monitors: bool,
     pub broadcasts: bool,
-    /// Who hears of changes for it: 0 is itself, -1 nobody.
+    /// The id of the client that receives its invalidations (CLIENT TRACKING REDIRECT): 0 for itself, -1 for none.
     pub redirect: i64,
 }
 
-/// The commands that took longest.
+/// SLOWLOG: the slowest commands.
 #[derive(Default)]
 pub struct SlowLog {
-    /// Newest first.
+    /// The entries, newest first.
     pub entries: VecDeque<Slow>,
-    /// The number of the next one.
+    /// The id of the next entry.
     pub next: u64,
 }
 
-/// One of them.
+/// An entry of SLOWLOG.
 #[derive(Clone)]
 #[allow(missing_docs)]
 pub struct Slow {
@@ -161,12 +162,12 @@ pub struct Slow {
     pub name: String,
 }
 
-/// Counters that INFO and the metrics show.
+/// The counters of INFO and the metrics.
 #[derive(Default)]
 pub struct Stats {
-    /// Commands run.
+    /// Commands executed.
     pub commands: Counter,
-    /// Connections taken.
+    /// Connections accepted.
     pub connections: Counter,
     /// Connections refused.
     pub refused: Counter,
@@ -174,19 +175,19 @@ pub struct Stats {
     pub read_bytes: Counter,
     /// Bytes written to clients.
     pub written_bytes: Counter,
-    /// Keys deleted because their time had come.
+    /// Keys deleted because they expired.
     pub expired: Counter,
-    /// Keys deleted to make room.
+    /// Keys deleted by eviction.
     pub evicted: Counter,
     /// Lookups that found their key.
     pub hits: Counter,
-    /// Lookups that did not.
+    /// Lookups that did not find their key.
     pub misses: Counter,
     errors: Mutex<BTreeMap<String, u64>>,
 }
 
 impl Shared {
-    /// With nothing in it.
+    /// The state of a node that has just started.
     pub fn new(clock: Arc<dyn Clock>) -> Self {
         let started_ms = clock.wall_ms();
         Self {
@@ -211,8 +212,8 @@ impl Shared {
             ops: OnceLock::new(),
             time_agreed_until_ns: AtomicU64::new(u64::MAX),
             time_agreed_offset_ms: AtomicI64::new(0),
-            time_doubt: tokio::sync::Notify::new(),
-            look: tokio::sync::Notify::new(),
+            clock_unconfirmed: tokio::sync::Notify::new(),
+            refresh_wakeup: tokio::sync::Notify::new(),
             started_ms,
             run_id: hex_id(),
             this: OnceLock::new(),
@@ -222,7 +223,7 @@ impl Shared {
         }
     }
 
-    /// Connections take their buffers from the node's budget from now on. Before the first of them is accepted.
+    /// Sets the memory budget of the node for buffers and scripts. Before the first connection is accepted.
     pub fn set_memory_budget(&self, node: &MemoryBudget) {
         let layer = node.layer("store buffers", BUFFER_RESERVE, BUFFER_BYTES);
         assert!(self.buffers.set(layer).is_ok(), "the memory budget is set once");
@@ -230,27 +231,27 @@ impl Shared {
         assert!(self.scripts_memory.set(layer).is_ok(), "the memory budget is set once");
     }
 
-    /// The budget of scripts: the node's, or one of the store's own where the node has given none.
+    /// The budget of scripts: the node's, or the store's own if the node has set none.
     pub(crate) fn script_budget(&self) -> &LayerBudget {
         self.scripts_memory.get_or_init(|| {
             MemoryBudget::new(SCRIPT_BYTES).layer("store scripts", SCRIPT_BYTES, SCRIPT_BYTES)
         })
     }
 
-    /// The budget of the connections' buffers: the node's, or one of the store's own where the node has given none.
+    /// The budget of connection buffers: the node's, or the store's own if the node has set none.
     pub(crate) fn buffer_budget(&self) -> &LayerBudget {
         self.buffers.get_or_init(|| {
             MemoryBudget::new(BUFFER_BYTES).layer("store buffers", BUFFER_BYTES, BUFFER_BYTES)
         })
     }
 
-    /// A majority of the nodes' wall clocks agrees with this node's, which reads `wall_ms` at `now_ns`.
+    /// A majority of the nodes' wall clocks agrees with this node's, which shows `wall_ms` at `now_ns`.
     pub(crate) fn agree_on_time(&self, now_ns: u64, wall_ms: i64, holds_ns: u64) {
         self.time_agreed_offset_ms.store(clock_offset_ms(now_ns, wall_ms), Ordering::Relaxed);
         self.time_agreed_until_ns.store(now_ns.saturating_add(holds_ns), Ordering::Release);
     }
 
-    /// Whether a majority has agreed with this wall clock, as it is now.
+    /// True if a majority has confirmed the wall clock, and it was not stepped since.
     pub(crate) fn is_time_agreed(&self, now_ns: u64, wall_ms: i64) -> bool {
         match self.time_agreed_until_ns.load(Ordering::Acquire) {
             u64::MAX => true,
@@ -261,12 +262,12 @@ impl Shared {
         }
     }
 
-    /// The clients, to look at or to change.
+    /// Locks the list of clients.
     pub fn clients(&self) -> MutexGuard<'_, BTreeMap<u64, Client>> {
         lock(&self.clients)
     }
 
-    /// Notes a command that took long.
+    /// Adds a slow command to SLOWLOG.
     pub fn on_slow(&self, took_us: i64, args: Vec<Vec<u8>>, peer: &str, name: &str) {
         let most = usize::try_from(self.settings.number("slowlog-max-len")).unwrap_or(0);
         let mut slow = lock(&self.slow);
@@ -290,14 +291,14 @@ impl Shared {
         self.pubsub.notify(notifications, wanted, gate);
     }
 
-    /// A loop rests, or has done this much and goes on with another client.
+    /// An event loop is about to park, or has done this much work for one of several clients.
     pub(crate) fn rest(&self, done: Option<usize>) {
         if let Some(on_rest) = self.on_rest.get() {
             on_rest(done);
         }
     }
 
-    /// Whether CLIENT PAUSE holds back a command now.
+    /// True if CLIENT PAUSE holds a command now.
     pub fn is_paused(&self, writes: bool, now: i64) -> bool {
         let until = |at: usize| self.paused_ms[at].load(Ordering::Relaxed);
         until(0) > now || writes && until(1) > now
@@ -305,9 +306,9 @@ impl Shared {
 }
 
 impl Stats {
-    /// A command answered with an error of this code.
+    /// Counts an error reply with this code.
     pub fn on_error(&self, code: &str) {
-        /// Scripts can make up codes.
+        /// Scripts can invent codes.
         const MOST: usize = 128;
         let mut errors = lock(&self.errors);
         if let Some(count) = errors.get_mut(code) {
@@ -317,7 +318,7 @@ impl Stats {
         }
     }
 
-    /// How often each code was answered.
+    /// The number of error replies by code.
     pub fn errors(&self) -> Vec<(String, u64)> {
         lock(&self.errors).iter().map(|(code, count)| (code.clone(), *count)).collect()
     }
@@ -328,12 +329,12 @@ impl Stats {
     }
 }
 
-/// Forty random hexadecimal digits.
+/// A random id of forty hexadecimal digits.
 pub fn hex_id() -> String {
     (0..40).map(|_| char::from_digit(fastrand::u32(..16), 16).unwrap_or('0')).collect()
 }
 
-/// Locks; a panic under a lock stops the process through its task scope.
+/// Locks a mutex; a panic under a lock stops the process through its task scope.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

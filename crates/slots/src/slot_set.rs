@@ -1,4 +1,4 @@
-//! A set of slots: which ones a move takes, holds back, or has yet to bring.
+//! A set of hash slots, such as the slots of a migration.
 
 use std::fmt;
 
@@ -8,7 +8,7 @@ use crate::SLOTS;
 
 const WORDS: usize = SLOTS / 64;
 
-/// Some of the 16384 slots.
+/// A subset of the 16384 hash slots.
 #[derive(Clone, PartialEq, Eq)]
 pub struct SlotSet(Box<[u64; WORDS]>);
 
@@ -18,13 +18,13 @@ impl Default for SlotSet {
     }
 }
 
-/// What is no list of slots.
+/// Not a valid list of slots.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0:?} is no list of slots such as 0-99,200; slots go from 0 to 16383")]
-pub struct NoSlots(pub String);
+pub struct InvalidSlots(pub String);
 
 impl SlotSet {
-    /// The slots of these runs: first and last of each. Slots that are none are left out.
+    /// The slots of the given ranges (first and last, inclusive). Invalid slots are ignored.
     pub fn of(ranges: &[(u16, u16)]) -> Self {
         let mut set = Self::default();
         for (first, last) in ranges {
@@ -33,9 +33,9 @@ impl SlotSet {
         set
     }
 
-    /// Reads `0-99,200`.
-    pub fn parse(text: &str) -> Result<Self, NoSlots> {
-        let wrong = || NoSlots(text.to_owned());
+    /// Parses a list such as `0-99,200`.
+    pub fn parse(text: &str) -> Result<Self, InvalidSlots> {
+        let wrong = || InvalidSlots(text.to_owned());
         let number = |word: &str| -> Option<u16> {
             word.trim().parse().ok().filter(|slot| usize::from(*slot) < SLOTS)
         };
@@ -51,57 +51,57 @@ impl SlotSet {
         Ok(set)
     }
 
-    /// Whether a slot is in it.
+    /// True if the slot is in the set.
     #[inline]
     pub fn contains(&self, slot: u16) -> bool {
         self.0.get(usize::from(slot) / 64).is_some_and(|word| word >> (slot % 64) & 1 == 1)
     }
 
-    /// Takes a slot in.
+    /// Adds a slot.
     pub fn insert(&mut self, slot: u16) {
         if let Some(word) = self.0.get_mut(usize::from(slot) / 64) {
             *word |= 1 << (slot % 64);
         }
     }
 
-    /// Lets a slot go.
+    /// Removes a slot.
     pub fn remove(&mut self, slot: u16) {
         if let Some(word) = self.0.get_mut(usize::from(slot) / 64) {
             *word &= !(1 << (slot % 64));
         }
     }
 
-    /// Whether there is none.
+    /// True if the set is empty.
     pub fn is_empty(&self) -> bool {
         self.0.iter().all(|word| *word == 0)
     }
 
-    /// How many there are.
+    /// Number of slots.
     pub fn len(&self) -> usize {
         self.0.iter().map(|word| word.count_ones() as usize).sum()
     }
 
-    /// In order.
+    /// The slots in ascending order.
     pub fn iter(&self) -> impl Iterator<Item = u16> + '_ {
         (0..SLOTS as u16).filter(|slot| self.contains(*slot))
     }
 
-    /// Takes in all of another.
+    /// Adds all slots of another set.
     pub fn add(&mut self, other: &Self) {
         self.0.iter_mut().zip(other.0.iter()).for_each(|(mine, theirs)| *mine |= theirs);
     }
 
-    /// Lets all of another go.
+    /// Removes all slots of another set.
     pub fn subtract(&mut self, other: &Self) {
         self.0.iter_mut().zip(other.0.iter()).for_each(|(mine, theirs)| *mine &= !theirs);
     }
 
-    /// Whether they have a slot in common.
-    pub fn meets(&self, other: &Self) -> bool {
+    /// True if the sets have a slot in common.
+    pub fn intersects(&self, other: &Self) -> bool {
         self.0.iter().zip(other.0.iter()).any(|(mine, theirs)| mine & theirs != 0)
     }
 
-    /// As runs: first and last.
+    /// The set as ranges (first and last, inclusive).
     pub fn ranges(&self) -> Vec<(u16, u16)> {
         let mut ranges: Vec<(u16, u16)> = Vec::new();
         for slot in self.iter() {
@@ -159,7 +159,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn slots_are_read_and_written_as_people_write_them() {
+    fn slot_ranges_round_trip_as_text() {
         for (text, wanted) in [
             ("0-99,200", Some("0-99,200")),
             ("5,4,3", Some("3-5")),
@@ -176,11 +176,14 @@ mod tests {
     }
 
     #[test]
-    fn sets_join_and_part() {
+    fn slot_sets_union_and_subtract() {
         let (mut one, two) = (SlotSet::of(&[(0, 63), (64, 64)]), SlotSet::of(&[(60, 70)]));
-        assert_eq!((one.len(), one.meets(&two), one.contains(64), one.contains(65)), (65, true, true, false));
+        assert_eq!(
+            (one.len(), one.intersects(&two), one.contains(64), one.contains(65)),
+            (65, true, true, false)
+        );
         one.subtract(&two);
-        assert_eq!((one.to_string(), one.meets(&two)), ("0-59".to_owned(), false));
+        assert_eq!((one.to_string(), one.intersects(&two)), ("0-59".to_owned(), false));
         one.add(&two);
         assert_eq!(one.ranges(), [(0, 70)]);
     }

@@ -1,14 +1,15 @@
-//! Snapshots of a shard: its keyspace at one end of its journal, as a file with a checksum.
+//! Snapshots of a shard: the keyspace at one offset of its journal, as a file with a checksum.
 //!
-//! A restart reads the newest snapshot and replays the journal from there; a follower whose log was dropped takes the
-//! leader's. The state is written slot by slot while the shard works (`keyspace/image.rs`), so there is neither a copy of the
-//! keyspace nor a long pause. A snapshot counts once everything it shows is committed; then the journal below it may go.
+//! A restart loads the newest snapshot and replays the journal from there; a follower that is behind the leader's log
+//! start installs the leader's snapshot. The keyspace is written slot by slot while the shard serves
+//! (`keyspace/image.rs`), so there is neither a copy of it nor a long pause. A snapshot is published once everything in
+//! it is committed; then the journal below it may be deleted.
 //!
-//! File `<end>.snap`: magic and version (8), shard (4), end (8), epoch (4), time (8), the moves under way (length and JSON;
-//! since version 2), the functions (length and what FUNCTION
-//! DUMP gives; since version 3), then per key: length, key, expiry, length, type and body as in a DUMP payload; then a zero length's mark, the
-//! number of keys (8) and a CRC32C of everything before (4).
-//! Written beside, synced, renamed: a file with the right name is whole, and checked all the same.
+//! File `<end>.snap`: magic and version (8), shard (4), end (8), epoch (4), time (8), the slot migrations (length and
+//! JSON; since version 2), the functions (length and a FUNCTION DUMP payload; since version 3), then per key: length,
+//! key, expiry, length, type and body as in a DUMP payload; then the end mark in place of a length, the number of keys
+//! (8) and a CRC32C of everything before (4). Written under another name, synced, renamed: a file with this name is
+//! complete, and its checksum is verified all the same.
 
 use std::fs::{self, File};
 use std::io::{self, Read as _, Write as _};
@@ -22,7 +23,7 @@ use moim_replica::machine::{InstallError, Snapshot};
 use crate::error::Error;
 use crate::keyspace::image::SNAPSHOT;
 use crate::keyspace::{Item, Keyspace, Owned};
-use crate::moves::Moves;
+use crate::migration::state::Migrations;
 use crate::rdb::{self, Object, ObjectRef};
 use crate::script::library;
 use crate::shard::Shard;
@@ -30,25 +31,25 @@ use crate::value::Value;
 use crate::value::limits::Limits;
 
 const MAGIC: &[u8; 7] = b"MOIMSHD";
-/// The version that is written; 1 and 2 are read, too.
+/// The version that is written; versions 1 and 2 can be read, too.
 const VERSION: u8 = 3;
 const HEADER: usize = 8 + 4 + 8 + 4 + 8;
 const NO_EXPIRY: i64 = i64::MIN;
-/// What is written under the lock at a time.
+/// Bytes that are serialized under the lock at a time.
 const STEP_BYTES: usize = 256 << 10;
-/// What is written between two syncs.
+/// Bytes between two syncs.
 const SYNC_BYTES: u64 = 8 << 20;
-/// The end of the keys.
+/// The end mark of the keys.
 const END: u32 = u32::MAX;
-/// In place of the length of a body that needs 64 bits; they follow.
+/// In place of a body length that needs 64 bits; the length follows.
 const LONG: u32 = u32::MAX;
 
-/// Where the snapshots of a shard are.
+/// The snapshot folder of a shard.
 pub fn folder(data: &Path, shard: u16) -> PathBuf {
     data.join("slots").join(format!("snapshots-{shard}"))
 }
 
-/// Writes a key down, as a snapshot and a move have it.
+/// Serializes a key for a snapshot or a slot migration.
 pub(crate) fn write_key(out: &mut Vec<u8>, key: &[u8], item: Item<'_>, expires_at: Option<i64>) {
     out.extend_from_slice(&(key.len() as u32).to_le_bytes());
     out.extend_from_slice(key);
@@ -66,7 +67,7 @@ pub(crate) fn write_key(out: &mut Vec<u8>, key: &[u8], item: Item<'_>, expires_a
     }
 }
 
-/// The length of a value's body, which begins behind it.
+/// Reads the length of a value's body.
 fn body_len(bytes: &mut &[u8]) -> Option<usize> {
     match bytes.try_get_u32_le().ok()? {
         LONG => usize::try_from(bytes.try_get_u64_le().ok()?).ok(),
@@ -74,7 +75,7 @@ fn body_len(bytes: &mut &[u8]) -> Option<usize> {
     }
 }
 
-/// The length of the key at the start of the bytes as [`write_key`] wrote it; `None` when they end before it does.
+/// The length of the serialized key at the start of `bytes`; `None` if it is incomplete.
 fn key_len(bytes: &[u8]) -> Option<usize> {
     let mut rest = bytes;
     let key = rest.try_get_u32_le().ok()? as usize;
@@ -83,7 +84,7 @@ fn key_len(bytes: &[u8]) -> Option<usize> {
     (body <= rest.len()).then(|| bytes.len() - rest.len() + body)
 }
 
-/// How many of these bytes are whole keys: as many keys as fit `most` bytes, and the first one however long it is.
+/// The length of the complete keys at the start of `bytes`: as many keys as fit `most` bytes, but at least one.
 pub(crate) fn whole_keys(bytes: &[u8], most: usize) -> usize {
     let mut end = 0;
     while let Some(len) = key_len(&bytes[end..]).filter(|len| end == 0 || end + len <= most) {
@@ -117,57 +118,58 @@ fn owned(object: Object) -> Owned {
     }
 }
 
-/// What a snapshot holds.
-pub(crate) struct Loaded {
+/// A decoded snapshot.
+pub(crate) struct LoadedSnapshot {
     pub(crate) db: Keyspace,
     pub(crate) end: i64,
     pub(crate) time_ms: i64,
-    pub(crate) moves: Moves,
+    pub(crate) migrations: Migrations,
 }
 
-/// Reads a snapshot; checks all of it.
-pub(crate) fn read(bytes: &[u8], shard: u16) -> Result<Loaded, InstallError> {
+/// Decodes a snapshot and verifies its checksum.
+pub(crate) fn decode(bytes: &[u8], shard: u16) -> Result<LoadedSnapshot, InstallError> {
     let bad = |why: &str| InstallError(why.to_owned());
     if bytes.len() < HEADER + 16 || &bytes[..7] != MAGIC || !(1..=VERSION).contains(&bytes[7]) {
-        return Err(bad("not a snapshot of a version that is known"));
+        return Err(bad("unknown snapshot magic or version"));
     }
     let (covered, mut sum) = bytes.split_at(bytes.len() - 4);
     if crc32c::crc32c(covered) != sum.get_u32_le() {
-        return Err(bad("its checksum is wrong"));
+        return Err(bad("snapshot checksum mismatch"));
     }
     let mut rest = &covered[8..];
     if rest.get_u32_le() != u32::from(shard) {
-        return Err(bad("of another shard"));
+        return Err(bad("snapshot of another shard"));
     }
     let (end, _epoch, time_ms) = (rest.get_i64_le(), rest.get_i32_le(), rest.get_i64_le());
-    let mut moves = Moves::default();
+    let mut migrations = Migrations::default();
     if bytes[7] > 1 {
-        let len = rest.try_get_u32_le().map_err(|_| bad("it ends in the middle"))? as usize;
-        let (json, tail) = rest.split_at_checked(len).ok_or_else(|| bad("it ends in the middle"))?;
-        moves = Moves::decode(json).ok_or_else(|| bad("its moves are not understood"))?;
+        let len = rest.try_get_u32_le().map_err(|_| bad("truncated snapshot"))? as usize;
+        let (json, tail) = rest.split_at_checked(len).ok_or_else(|| bad("truncated snapshot"))?;
+        migrations =
+            Migrations::decode(json).ok_or_else(|| bad("undecodable slot migrations in snapshot"))?;
         rest = tail;
     }
     let mut db = Keyspace::new(fastrand::u64(..));
     if bytes[7] > 2 {
-        let len = rest.try_get_u32_le().map_err(|_| bad("it ends in the middle"))? as usize;
-        let (payload, tail) = rest.split_at_checked(len).ok_or_else(|| bad("it ends in the middle"))?;
+        let len = rest.try_get_u32_le().map_err(|_| bad("truncated snapshot"))? as usize;
+        let (payload, tail) = rest.split_at_checked(len).ok_or_else(|| bad("truncated snapshot"))?;
         read_functions(&mut db, payload).map_err(|error| InstallError(error.0.into_owned()))?;
         rest = tail;
     }
-    moves.hide_staged(&mut db);
+    migrations.hide_staged(&mut db);
     let limits = Limits::default();
     while read_key(&mut rest, &mut db, &limits)? {}
-    let keys = rest.try_get_u64_le().map_err(|_| bad("it has no end"))?;
+    let keys = rest.try_get_u64_le().map_err(|_| bad("truncated snapshot"))?;
     if keys != db.total() as u64 {
-        return Err(bad("keys are missing"));
+        return Err(bad("wrong number of keys in snapshot"));
     }
     drop(db.take_garbage());
-    Ok(Loaded { db, end, time_ms, moves })
+    Ok(LoadedSnapshot { db, end, time_ms, migrations })
 }
 
-/// Reads what [`write_key`] wrote and puts it into the keyspace; false at the end of the keys.
+/// Reads a key that [`write_key`] serialized into the keyspace; false at the end mark.
 fn read_key(rest: &mut &[u8], db: &mut Keyspace, limits: &Limits) -> Result<bool, InstallError> {
-    let short = || InstallError("it ends in the middle".to_owned());
+    let short = || InstallError("truncated key".to_owned());
     let len = rest.try_get_u32_le().map_err(|_| short())?;
     if len == END {
         return Ok(false);
@@ -178,13 +180,12 @@ fn read_key(rest: &mut &[u8], db: &mut Keyspace, limits: &Limits) -> Result<bool
     let len = body_len(rest).ok_or_else(short)?;
     let (body, tail) = rest.split_at_checked(len).ok_or_else(short)?;
     *rest = tail;
-    let object =
-        rdb::read_object(body, limits).map_err(|_| InstallError("a value is not understood".to_owned()))?;
+    let object = rdb::read_object(body, limits).map_err(|_| InstallError("undecodable value".to_owned()))?;
     db.put_owned(key, owned(object), Some(expires_at).filter(|at| *at != NO_EXPIRY));
     Ok(true)
 }
 
-/// Puts keys into the keyspace that [`write_key`] wrote one after the other.
+/// Reads consecutive keys that [`write_key`] serialized into the keyspace.
 pub(crate) fn read_keys(mut bytes: &[u8], db: &mut Keyspace) -> Result<(), InstallError> {
     let limits = Limits::default();
     while !bytes.is_empty() {
@@ -214,13 +215,13 @@ fn newest(folder: &Path) -> Option<(i64, PathBuf)> {
         .max()
 }
 
-/// Reads the newest snapshot of a shard, if there is one. Blocks. One that is damaged makes the whole copy worthless: the
-/// journal below it is gone.
-pub(crate) fn load(shard: &Shard) -> io::Result<Option<Loaded>> {
+/// Loads the newest snapshot of a shard, if there is one. Blocks. A damaged snapshot makes the whole replica worthless:
+/// the journal below it is deleted.
+pub(crate) fn load(shard: &Shard) -> io::Result<Option<LoadedSnapshot>> {
     let Some(folder) = shard.folder() else { return Ok(None) };
     let Some((_, path)) = newest(folder) else { return Ok(None) };
     let bytes = fs::read(&path)?;
-    let loaded = read(&bytes, shard.index).map_err(|error| {
+    let loaded = decode(&bytes, shard.index).map_err(|error| {
         let why = format!("{}: {error}", path.display());
         shard.log.journal().set_damaged(&why);
         io::Error::other(why)
@@ -228,24 +229,23 @@ pub(crate) fn load(shard: &Shard) -> io::Result<Option<Loaded>> {
     Ok(Some(loaded))
 }
 
-/// Reads the newest snapshot again and writes another one in its place when it is damaged: what it shows is in memory.
-/// Blocks.
+/// Verifies the newest snapshot, and writes a new one from memory if it is damaged. Blocks.
 pub(crate) fn scrub(shard: &Arc<Shard>) -> io::Result<()> {
     let Some((_, path)) = shard.folder().and_then(newest) else { return Ok(()) };
-    match is_whole(&path) {
+    match has_valid_checksum(&path) {
         Ok(true) => Ok(()),
-        // A newer one has taken its place.
+        // A newer snapshot has replaced it.
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
         Err(error) => Err(error),
         Ok(false) => {
-            tracing::error!(shard = shard.index, path = %path.display(), "snapshot checksum mismatch; it is written anew");
-            take(shard).map(drop)
+            tracing::error!(shard = shard.index, path = %path.display(), "snapshot checksum mismatch; snapshot rewritten");
+            write_snapshot(shard).map(drop)
         }
     }
 }
 
-/// Whether the checksum at the end of a file is that of everything before it.
-fn is_whole(path: &Path) -> io::Result<bool> {
+/// True if the checksum at the end of a file matches.
+fn has_valid_checksum(path: &Path) -> io::Result<bool> {
     let mut file = File::open(path)?;
     let len = file.metadata()?.len();
     let Some(mut rest) = len.checked_sub(4) else { return Ok(false) };
@@ -261,8 +261,8 @@ fn is_whole(path: &Path) -> io::Result<bool> {
     Ok(u32::from_le_bytes(known) == sum)
 }
 
-/// Removes the snapshots of a copy that begins anew. Blocks.
-pub(crate) fn forget(shard: &Shard) -> io::Result<()> {
+/// Removes the snapshots of a replica that restarts empty. Blocks.
+pub(crate) fn remove_all(shard: &Shard) -> io::Result<()> {
     shard.enable();
     let Some(folder) = shard.folder() else { return Ok(()) };
     while let Some((_, path)) = newest(folder) {
@@ -275,27 +275,27 @@ pub(crate) fn forget(shard: &Shard) -> io::Result<()> {
     }
 }
 
-/// Writes a snapshot of a shard, waits until what it shows is committed, and lets the journal below it go. Gives its
-/// end; `None` when the shard changed its role meanwhile. Blocks.
-pub(crate) fn take(shard: &Arc<Shard>) -> io::Result<Option<i64>> {
+/// Writes a snapshot of a shard, waits until everything in it is committed, and deletes the journal below it. Returns
+/// its end; `None` if the role changed meanwhile. Blocks.
+pub(crate) fn write_snapshot(shard: &Arc<Shard>) -> io::Result<Option<i64>> {
     let Some(folder) = shard.folder() else { return Ok(None) };
     fs::create_dir_all(folder)?;
     let voided = shard.voided();
-    let (end, epoch, time_ms, moves, functions) = {
+    let (end, epoch, time_ms, migrations, functions) = {
         let mut state = shard.lock();
-        // A snapshot shows whole batches: a journal that began inside of a group could not be replayed.
+        // A snapshot contains complete batches only: a journal that started inside of a group could not be replayed.
         if !state.fx.is_settled() || state.groups.is_open() || state.db.has_image(SNAPSHOT) {
             return Ok(None);
         }
         state.db.begin_image(SNAPSHOT, None, write_key);
-        // Not the newest: a replica's log may go on beyond, in an epoch of which nothing is kept.
+        // Not the newest epoch: the log of a replica may continue in an epoch of which the snapshot contains nothing.
         let epoch = shard.log.journal().epoch_before(state.applied);
         let epoch = epoch.unwrap_or_else(|| shard.log.last_epoch());
-        (state.applied, epoch, state.time_ms, state.moves.encode(), state.db.functions.payload())
+        (state.applied, epoch, state.time_ms, state.migrations.encode(), state.db.functions.payload())
     };
     let path = folder.join(format!("{end:020}.snap"));
     let partial = folder.join(format!("{end:020}.partial"));
-    let header = header(shard.index, (end, epoch, time_ms), &moves, &functions);
+    let header = header(shard.index, (end, epoch, time_ms), &migrations, &functions);
     let written = write_file(shard, &partial, &header, voided);
     shard.lock().db.drop_image(SNAPSHOT);
     if !written? {
@@ -314,8 +314,8 @@ pub(crate) fn take(shard: &Arc<Shard>) -> io::Result<Option<i64>> {
         return Ok(None);
     }
     publish(folder, &partial, &path)?;
-    // A move that reads the journal still needs what is below.
-    let start = end.min(shard.keeps_from());
+    // A slot migration that reads the journal still needs the part below.
+    let start = end.min(shard.journal_retained_from());
     shard.log.journal().set_start(start).map_err(io::Error::other)?;
     Ok(Some(end))
 }
@@ -325,7 +325,7 @@ fn publish(folder: &Path, partial: &Path, path: &Path) -> io::Result<()> {
     File::open(folder)?.sync_all()?;
     for entry in fs::read_dir(folder)? {
         let old = entry?.path();
-        // Never a newer one: the leader's may have been installed meanwhile.
+        // Never a newer one: the leader's snapshot may have been installed meanwhile.
         if old.as_path() < path {
             fs::remove_file(&old)?;
         }
@@ -333,22 +333,27 @@ fn publish(folder: &Path, partial: &Path, path: &Path) -> io::Result<()> {
     Ok(())
 }
 
-fn header(shard: u16, (end, epoch, time_ms): (i64, i32, i64), moves: &[u8], functions: &[u8]) -> Vec<u8> {
-    let mut header = Vec::with_capacity(HEADER + 8 + moves.len() + functions.len());
+fn header(
+    shard: u16,
+    (end, epoch, time_ms): (i64, i32, i64),
+    migrations: &[u8],
+    functions: &[u8],
+) -> Vec<u8> {
+    let mut header = Vec::with_capacity(HEADER + 8 + migrations.len() + functions.len());
     header.extend_from_slice(MAGIC);
     header.push(VERSION);
     header.extend_from_slice(&u32::from(shard).to_le_bytes());
     header.extend_from_slice(&end.to_le_bytes());
     header.extend_from_slice(&epoch.to_le_bytes());
     header.extend_from_slice(&time_ms.to_le_bytes());
-    header.extend_from_slice(&(moves.len() as u32).to_le_bytes());
-    header.extend_from_slice(moves);
+    header.extend_from_slice(&(migrations.len() as u32).to_le_bytes());
+    header.extend_from_slice(migrations);
     header.extend_from_slice(&(functions.len() as u32).to_le_bytes());
     header.extend_from_slice(functions);
     header
 }
 
-/// Answers false when the image was given up.
+/// Writes the snapshot file; false if the image was dropped.
 fn write_file(shard: &Shard, path: &Path, header: &[u8], voided: u64) -> io::Result<bool> {
     let mut file = io::BufWriter::with_capacity(1 << 20, File::create(path)?);
     let mut sum = crc32c::crc32c(header);
@@ -371,13 +376,13 @@ fn write_file(shard: &Shard, path: &Path, header: &[u8], voided: u64) -> io::Res
         file.write_all(&bytes)?;
         written += bytes.len() as u64;
         if written - synced >= SYNC_BYTES {
-            settle(&mut file)?;
+            sync_and_drop_cache(&mut file)?;
             synced = written;
         }
         if done {
             break;
         }
-        // Others want the lock, too.
+        // Clients wait for the lock, too.
         std::thread::yield_now();
     }
     let mut footer = END.to_le_bytes().to_vec();
@@ -389,9 +394,9 @@ fn write_file(shard: &Shard, path: &Path, header: &[u8], voided: u64) -> io::Res
     Ok(true)
 }
 
-/// Brings to disk what is written so far. One sync of everything at the end would hold up the syncs of others, and memory that
-/// holds what is written cannot hold what is next.
-fn settle(file: &mut io::BufWriter<File>) -> io::Result<()> {
+/// Syncs the bytes written so far and drops them from the page cache. One sync at the end would delay the syncs of the
+/// journals, and the cached bytes would displace others.
+fn sync_and_drop_cache(file: &mut io::BufWriter<File>) -> io::Result<()> {
     file.flush()?;
     file.get_ref().sync_data()?;
     let _ = rustix::fs::fadvise(file.get_ref(), 0, None, rustix::fs::Advice::DontNeed);
@@ -408,22 +413,22 @@ fn count_keys(mut bytes: &[u8]) -> u64 {
 }
 
 /// The newest snapshot, for a follower.
-pub(crate) fn kept(shard: &Arc<Shard>) -> Option<Snapshot> {
+pub(crate) fn newest_for_follower(shard: &Arc<Shard>) -> Option<Snapshot> {
     let (end, path) = newest(shard.folder()?)?;
     let bytes = fs::read(&path).ok()?;
     let (covered, mut sum) = bytes.split_at_checked(bytes.len().checked_sub(4)?)?;
     if crc32c::crc32c(covered) != sum.get_u32_le() {
-        shard.log.journal().set_damaged(&format!("{}: its checksum is wrong", path.display()));
+        shard.log.journal().set_damaged(&format!("{}: snapshot checksum mismatch", path.display()));
         return None;
     }
     let epoch = bytes.get(20..24).map(|mut epoch| epoch.get_i32_le())?;
     Some(Snapshot { end: Offset(end), last_epoch: LeaderEpoch(epoch), bytes: Bytes::from(bytes) })
 }
 
-/// Puts a leader's snapshot in the place of what this node has, durably.
+/// Installs a snapshot of the leader durably, in place of this replica's data.
 pub(crate) fn install(shard: &Arc<Shard>, snapshot: Snapshot) -> Result<(), InstallError> {
-    let loaded = read(&snapshot.bytes, shard.index)?;
-    let folder = shard.folder().ok_or_else(|| InstallError("there is no folder for it".to_owned()))?;
+    let loaded = decode(&snapshot.bytes, shard.index)?;
+    let folder = shard.folder().ok_or_else(|| InstallError("shard without a snapshot folder".to_owned()))?;
     let end = loaded.end;
     let store = || -> io::Result<()> {
         fs::create_dir_all(folder)?;
@@ -443,9 +448,9 @@ pub(crate) fn install(shard: &Arc<Shard>, snapshot: Snapshot) -> Result<(), Inst
 mod tests {
     use super::*;
 
-    fn written(db: &mut Keyspace, moves: &Moves) -> Vec<u8> {
+    fn written(db: &mut Keyspace, migrations: &Migrations) -> Vec<u8> {
         db.begin_image(SNAPSHOT, None, write_key);
-        let mut file = header(7, (42, 3, 99), &moves.encode(), &db.functions.payload());
+        let mut file = header(7, (42, 3, 99), &migrations.encode(), &db.functions.payload());
         let mut keys = 0;
         loop {
             let start = file.len();
@@ -463,7 +468,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stream_of_keys_is_cut_between_keys() {
+    fn serialized_keys_are_split_between_keys() {
         let mut bytes = Vec::new();
         let mut ends = Vec::new();
         for size in [0, 10, 200, 30] {
@@ -481,7 +486,7 @@ mod tests {
             }
         }
         assert_eq!(count_keys(&bytes), 4);
-        // A body whose length needs 64 bits, and the same bytes with one of 32.
+        // A 64-bit body length, and the same bytes with a 32-bit one.
         let at = 4 + 3 + 8;
         let mut long = bytes[..ends[0]].to_vec();
         let len = u64::from(u32::from_le_bytes(long[at..at + 4].try_into().unwrap()));
@@ -495,24 +500,24 @@ mod tests {
     }
 
     #[test]
-    fn the_scrub_sees_any_damage() {
+    fn scrub_detects_any_damage() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("42.snap");
-        let file = written(&mut Keyspace::new(1), &Moves::default());
+        let file = written(&mut Keyspace::new(1), &Migrations::default());
         fs::write(&path, &file).unwrap();
-        assert!(is_whole(&path).unwrap());
+        assert!(has_valid_checksum(&path).unwrap());
         for bit in (0..file.len() * 8).step_by(5) {
             let mut rotten = file.clone();
             rotten[bit / 8] ^= 1 << (bit % 8);
             fs::write(&path, &rotten).unwrap();
-            assert!(!is_whole(&path).unwrap(), "bit {bit}");
+            assert!(!has_valid_checksum(&path).unwrap(), "bit {bit}");
         }
         fs::write(&path, b"ab").unwrap();
-        assert!(!is_whole(&path).unwrap());
+        assert!(!has_valid_checksum(&path).unwrap());
     }
 
     #[test]
-    fn a_snapshot_reads_back_and_any_damage_is_seen() {
+    fn a_snapshot_is_decoded_and_any_damage_is_detected() {
         let mut db = Keyspace::new(1);
         for n in 0..500 {
             let key = format!("key:{n}");
@@ -520,8 +525,8 @@ mod tests {
         }
         let code = b"#!lua name=lib\nredis.register_function('f', function() return 1 end)";
         db.functions.add(library::load(code, None).unwrap(), false).unwrap();
-        let file = written(&mut db, &Moves::default());
-        let loaded = read(&file, 7).unwrap();
+        let file = written(&mut db, &Migrations::default());
+        let loaded = decode(&file, 7).unwrap();
         assert_eq!((loaded.end, loaded.time_ms, loaded.db.len()), (42, 99, 500));
         assert_eq!(loaded.db.functions.find("f").unwrap().0.name, "lib");
         db.for_each(|key, item, expires_at| {
@@ -529,12 +534,12 @@ mod tests {
             let Some(Item::Str(got)) = loaded.db.get(key) else { panic!("a string") };
             assert_eq!((got, loaded.db.expiry(key)), (wanted, Some(expires_at)));
         });
-        assert!(read(&file, 8).is_err(), "of another shard");
+        assert!(decode(&file, 8).is_err(), "a snapshot of another shard");
         for at in (0..file.len()).step_by(997).chain([file.len() - 1]) {
             let mut broken = file.clone();
             broken[at] ^= 1;
-            assert!(read(&broken, 7).is_err(), "byte {at}");
-            assert!(read(&file[..at], 7).is_err(), "cut at {at}");
+            assert!(decode(&broken, 7).is_err(), "byte {at}");
+            assert!(decode(&file[..at], 7).is_err(), "cut at {at}");
         }
     }
 }

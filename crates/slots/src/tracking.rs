@@ -1,10 +1,12 @@
-//! Client-side caching: which client has read which key, and who hears that it changed.
+//! Client-side caching (CLIENT TRACKING): the tracking table of keys and the clients that read them, and the
+//! invalidation messages.
 //!
-//! One table for the node: a key is of one shard, so the readers of all shards share it. What a client read is remembered under the
-//! shard's lock, before its answer leaves; what changed is told when the change is committed. A client that hears of a change and reads
-//! again waits for that commit, so it never keeps what is old.
+//! One tracking table per node: a key belongs to one shard, so clients of all shards share it. A read is registered
+//! under the shard's lock, before its reply is sent; an invalidation is sent when the write is committed. A client
+//! that receives an invalidation and reads again waits for that commit, so it never caches a stale value.
 //!
-//! Invariant: a key in the table has a reader. Lock order: a leaf. Nothing is called under the lock but mailboxes.
+//! Invariant: every key in the table has at least one reader. Lock order: a leaf. Only mailboxes are called under the
+//! lock.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
@@ -17,44 +19,45 @@ use crate::pubsub::{Gate, Kind, PubSub};
 use crate::session::Mailbox;
 use crate::shared::lock;
 
-/// The channel of those who hear of changes for somebody else.
+/// The Pub/Sub channel for invalidations that are redirected to another client (RESP2).
 const CHANNEL: &[u8] = b"__redis__:invalidate";
 
-/// What CLIENT TRACKING ON asked for.
+/// Options of CLIENT TRACKING ON.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Wish {
-    /// Every key with one of the prefixes, read or not.
+pub struct TrackingOptions {
+    /// BCAST: invalidate every key with one of the prefixes, read or not.
     pub broadcast: bool,
-    /// Only what is read right behind CLIENT CACHING YES.
+    /// OPTIN: track only the reads that directly follow CLIENT CACHING YES.
     pub opt_in: bool,
-    /// Not what is read right behind CLIENT CACHING NO.
+    /// OPTOUT: do not track the reads that directly follow CLIENT CACHING NO.
     pub opt_out: bool,
-    /// Not what the client changes itself.
+    /// NOLOOP: no invalidations for the client's own writes.
     pub no_loop: bool,
-    /// Who hears of it in place of the client.
+    /// REDIRECT: the client that receives the invalidations instead of this one.
     pub redirect: Option<u64>,
-    /// Of the keys it wants to hear of; none is all.
+    /// PREFIX: key prefixes in broadcasting mode; empty means all keys.
     pub prefixes: BTreeSet<Box<[u8]>>,
 }
 
-/// Where a client is told.
+/// The connection that receives invalidation messages.
 #[derive(Clone)]
-pub struct Reached {
-    /// Its mailbox.
+pub struct PushTarget {
+    /// The connection's mailbox.
     pub mailbox: Arc<Mailbox>,
-    /// What it speaks.
+    /// RESP version of the connection.
     pub protocol: Protocol,
-    /// The shard whose commits its answers wait for.
+    /// The shard whose commits the connection's replies wait for.
     pub shard: Option<u16>,
 }
 
 struct Tracker {
-    wish: Wish,
-    /// The client itself, and who is told: the same if it has named nobody.
-    own: Reached,
-    reached: Reached,
-    /// Whoever was to hear of it is gone.
-    broken: bool,
+    options: TrackingOptions,
+    /// The tracking client itself, and the receiver of its invalidations: the same client unless REDIRECT names
+    /// another.
+    own: PushTarget,
+    target: PushTarget,
+    /// The REDIRECT target has disconnected.
+    is_redirect_broken: bool,
 }
 
 #[derive(Default)]
@@ -63,33 +66,40 @@ struct Table {
     readers: HashMap<Box<[u8]>, Vec<u64>>,
 }
 
-/// See the module.
+/// The tracking table, see the module documentation.
 #[derive(Default)]
 pub struct Tracking {
     table: Mutex<Table>,
 }
 
-/// What INFO shows.
+/// Tracking statistics for INFO.
 pub struct Counts {
-    /// Clients that track.
+    /// Clients with tracking enabled.
     pub clients: usize,
-    /// Keys that somebody has read.
+    /// Keys in the tracking table (`tracking_total_keys`).
     pub keys: usize,
-    /// Readers of all of them.
+    /// Client registrations over all keys (`tracking_total_items`).
     pub items: usize,
-    /// Prefixes that somebody wants to hear of.
+    /// Distinct prefixes in broadcasting mode (`tracking_total_prefixes`).
     pub prefixes: usize,
 }
 
 impl Tracking {
-    /// A client tracks from now on, or tracks otherwise.
-    pub fn begin(&self, client: u64, wish: Wish, own: Reached, told: Option<Reached>) {
-        let reached = told.unwrap_or_else(|| own.clone());
-        lock(&self.table).clients.insert(client, Tracker { wish, own, reached, broken: false });
+    /// Enables tracking for a client, or replaces its options.
+    pub fn enable(
+        &self,
+        client: u64,
+        options: TrackingOptions,
+        own: PushTarget,
+        redirect_target: Option<PushTarget>,
+    ) {
+        let target = redirect_target.unwrap_or_else(|| own.clone());
+        lock(&self.table).clients.insert(client, Tracker { options, own, target, is_redirect_broken: false });
     }
 
-    /// A client tracks no more, or is gone: whoever it was to hear for is told.
-    pub fn end(&self, client: u64) {
+    /// Disables tracking for a client, or removes a disconnected client. Clients that redirect to it are sent
+    /// `tracking-redir-broken`.
+    pub fn disable(&self, client: u64) {
         let mut table = lock(&self.table);
         if table.clients.remove(&client).is_some() {
             table.readers.retain(|_, readers| {
@@ -98,17 +108,19 @@ impl Tracking {
             });
         }
         for (_, tracker) in table.clients.iter_mut() {
-            if tracker.wish.redirect == Some(client) && !std::mem::replace(&mut tracker.broken, true) {
-                tracker.tell_broken(client);
+            if tracker.options.redirect == Some(client)
+                && !std::mem::replace(&mut tracker.is_redirect_broken, true)
+            {
+                tracker.send_redirect_broken(client);
             }
         }
     }
 
-    /// A client speaks another protocol from now on.
-    pub fn speak(&self, client: u64, protocol: Protocol) {
+    /// Records that a client switched to another RESP version (HELLO).
+    pub fn set_protocol(&self, client: u64, protocol: Protocol) {
         for (own, tracker) in lock(&self.table).clients.iter_mut() {
-            if tracker.wish.redirect.unwrap_or(*own) == client {
-                tracker.reached.protocol = protocol;
+            if tracker.options.redirect.unwrap_or(*own) == client {
+                tracker.target.protocol = protocol;
             }
             if *own == client {
                 tracker.own.protocol = protocol;
@@ -116,13 +128,14 @@ impl Tracking {
         }
     }
 
-    /// Whether whoever was to hear for this client is gone.
-    pub fn is_broken(&self, client: u64) -> bool {
-        lock(&self.table).clients.get(&client).is_some_and(|tracker| tracker.broken)
+    /// True if the REDIRECT target of this client has disconnected.
+    pub fn is_redirect_broken(&self, client: u64) -> bool {
+        lock(&self.table).clients.get(&client).is_some_and(|tracker| tracker.is_redirect_broken)
     }
 
-    /// A client has read a key. When there are more than `most`, some other key is taken to have changed.
-    pub fn on_read(&self, client: u64, key: &[u8], most: usize, pubsub: &PubSub) {
+    /// Registers a read. Above `max_keys` keys another key is invalidated and removed, as with
+    /// `tracking-table-max-keys`.
+    pub fn on_read(&self, client: u64, key: &[u8], max_keys: usize, pubsub: &PubSub) {
         let mut table = lock(&self.table);
         if let Some(readers) = table.readers.get_mut(key) {
             if !readers.contains(&client) {
@@ -131,46 +144,47 @@ impl Tracking {
             return;
         }
         table.readers.insert(key.into(), vec![client]);
-        if most > 0 && table.readers.len() > most {
+        if max_keys > 0 && table.readers.len() > max_keys {
             let other = table.readers.keys().find(|other| ***other != *key).cloned();
-            other.into_iter().for_each(|other| table.changed(&other, 0, &Gate::OPEN, pubsub));
+            other.into_iter().for_each(|other| table.invalidate(&other, 0, &Gate::OPEN, pubsub));
         }
     }
 
-    /// Keys have changed, each by somebody's hand or (0) by nobody's, which is known when the gate opens. Answers whether anybody
-    /// tracks.
+    /// Sends invalidations for modified keys, each with the id of the client that wrote it (0 for expiry and
+    /// eviction), once the gate is committed. Returns whether any client tracks.
     pub fn on_changed(&self, keys: &[(Box<[u8]>, u64)], gate: &Gate, pubsub: &PubSub) -> bool {
         let mut table = lock(&self.table);
-        keys.iter().for_each(|(key, writer)| table.changed(key, *writer, gate, pubsub));
-        for (client, tracker) in table.clients.iter().filter(|(_, tracker)| tracker.wish.broadcast) {
-            // One message for each prefix; without any the empty one is meant.
+        keys.iter().for_each(|(key, writer)| table.invalidate(key, *writer, gate, pubsub));
+        for (client, tracker) in table.clients.iter().filter(|(_, tracker)| tracker.options.broadcast) {
+            // One message per prefix; no prefix means the empty prefix.
             let empty: Box<[u8]> = Box::default();
-            let prefixes = &tracker.wish.prefixes;
+            let prefixes = &tracker.options.prefixes;
             let all = prefixes.is_empty().then_some(&empty);
             for prefix in all.into_iter().chain(prefixes) {
-                let is_told = |writer: u64| !tracker.wish.no_loop || writer != *client;
-                let others = keys.iter().filter(|(key, writer)| key.starts_with(prefix) && is_told(*writer));
+                let is_notified = |writer: u64| !tracker.options.no_loop || writer != *client;
+                let others =
+                    keys.iter().filter(|(key, writer)| key.starts_with(prefix) && is_notified(*writer));
                 let wanted: BTreeSet<&[u8]> = others.map(|(key, _)| &**key).collect();
                 if !wanted.is_empty() {
-                    tracker.tell(Some(&wanted.into_iter().collect::<Vec<_>>()), gate, pubsub);
+                    tracker.send_invalidation(Some(&wanted.into_iter().collect::<Vec<_>>()), gate, pubsub);
                 }
             }
         }
         !table.clients.is_empty()
     }
 
-    /// Everything has changed.
+    /// Invalidates all keys (FLUSHALL).
     pub fn on_all_changed(&self, gate: &Gate, pubsub: &PubSub) {
         let mut table = lock(&self.table);
         table.readers.clear();
-        table.clients.values().for_each(|tracker| tracker.tell(None, gate, pubsub));
+        table.clients.values().for_each(|tracker| tracker.send_invalidation(None, gate, pubsub));
     }
 
-    /// How much there is.
+    /// The statistics for INFO.
     pub fn counts(&self) -> Counts {
         let table = lock(&self.table);
         let prefixes: BTreeSet<_> =
-            table.clients.values().flat_map(|tracker| tracker.wish.prefixes.iter()).collect();
+            table.clients.values().flat_map(|tracker| tracker.options.prefixes.iter()).collect();
         Counts {
             clients: table.clients.len(),
             keys: table.readers.len(),
@@ -181,33 +195,34 @@ impl Tracking {
 }
 
 impl Table {
-    /// Tells the readers of a key, who have read it no more.
-    fn changed(&mut self, key: &[u8], writer: u64, gate: &Gate, pubsub: &PubSub) {
+    /// Sends invalidations to the readers of a key and removes the key from the table.
+    fn invalidate(&mut self, key: &[u8], writer: u64, gate: &Gate, pubsub: &PubSub) {
         let Some(readers) = self.readers.remove(key) else { return };
         for reader in readers {
-            // One that broadcasts now has the same told to it with the others.
-            let Some(tracker) = self.clients.get(&reader).filter(|tracker| !tracker.wish.broadcast) else {
+            // A client that has switched to broadcasting mode receives the same key with its prefixes.
+            let Some(tracker) = self.clients.get(&reader).filter(|tracker| !tracker.options.broadcast) else {
                 continue;
             };
-            if !tracker.wish.no_loop || reader != writer {
-                tracker.tell(Some(&[key]), gate, pubsub);
+            if !tracker.options.no_loop || reader != writer {
+                tracker.send_invalidation(Some(&[key]), gate, pubsub);
             }
         }
     }
 }
 
 impl Tracker {
-    /// Says which keys changed; `None` is all of them.
-    fn tell(&self, keys: Option<&[&[u8]]>, gate: &Gate, pubsub: &PubSub) {
-        let is_push = self.reached.protocol == Protocol::Resp3;
-        // Without pushes only one that listens to the channel for somebody can be told.
-        let listens =
-            || self.wish.redirect.is_some_and(|client| pubsub.is_listening(Kind::Channel, CHANNEL, client));
-        if self.broken || !is_push && !listens() {
+    /// Sends an invalidation message; `None` invalidates all keys.
+    fn send_invalidation(&self, keys: Option<&[&[u8]]>, gate: &Gate, pubsub: &PubSub) {
+        let is_push = self.target.protocol == Protocol::Resp3;
+        // RESP2 has no push messages: only a REDIRECT target that is subscribed to the channel can receive it.
+        let is_subscribed = || {
+            self.options.redirect.is_some_and(|client| pubsub.is_subscribed(Kind::Channel, CHANNEL, client))
+        };
+        if self.is_redirect_broken || !is_push && !is_subscribed() {
             return;
         }
         let mut out = BytesMut::new();
-        let mut to = Encoder::new(&mut out, self.reached.protocol);
+        let mut to = Encoder::new(&mut out, self.target.protocol);
         if is_push {
             to.push(2);
             to.bulk(b"invalidate");
@@ -226,8 +241,8 @@ impl Tracker {
         self.send(out.freeze(), gate);
     }
 
-    /// Says to the client itself that nobody hears for it any more.
-    fn tell_broken(&self, client: u64) {
+    /// Notifies the tracking client that its REDIRECT target has disconnected.
+    fn send_redirect_broken(&self, client: u64) {
         let mut out = BytesMut::new();
         if self.own.protocol == Protocol::Resp3 {
             let mut to = Encoder::new(&mut out, self.own.protocol);
@@ -239,7 +254,7 @@ impl Tracker {
     }
 
     fn send(&self, message: Bytes, gate: &Gate) {
-        gate.send(message, &self.reached.mailbox, self.reached.shard);
+        gate.send(message, &self.target.mailbox, self.target.shard);
     }
 }
 
@@ -257,43 +272,48 @@ mod tests {
         Session { protocol, ..Session::new(id, String::new(), String::new(), 0) }
     }
 
-    fn reached(session: &Session) -> Reached {
-        Reached { mailbox: Arc::clone(&session.mailbox), protocol: session.protocol, shard: None }
+    fn target(session: &Session) -> PushTarget {
+        PushTarget { mailbox: Arc::clone(&session.mailbox), protocol: session.protocol, shard: None }
     }
 
-    /// Keys that a client changed.
+    /// Keys written by a client.
     fn keys(names: &[&str], writer: u64) -> Vec<(Box<[u8]>, u64)> {
         names.iter().map(|name| (name.as_bytes().into(), writer)).collect()
     }
 
     #[test]
-    fn readers_hear_of_a_change_once() {
+    fn readers_receive_one_invalidation_per_read() {
         let (tracking, pubsub) = (Tracking::default(), PubSub::default());
         let (one, two) = (client(1, Protocol::Resp3), client(2, Protocol::Resp3));
-        tracking.begin(1, Wish::default(), reached(&one), None);
-        tracking.begin(2, Wish { no_loop: true, ..Wish::default() }, reached(&two), None);
+        tracking.enable(1, TrackingOptions::default(), target(&one), None);
+        tracking.enable(
+            2,
+            TrackingOptions { no_loop: true, ..TrackingOptions::default() },
+            target(&two),
+            None,
+        );
         for reader in [1, 2, 2] {
             tracking.on_read(reader, b"a", 10, &pubsub);
         }
         tracking.on_changed(&keys(&["a", "b"], 2), &Gate::OPEN, &pubsub);
         tracking.on_changed(&keys(&["a"], 3), &Gate::OPEN, &pubsub);
         assert_eq!(texts(&one), [">2 $10 invalidate *1 $1 a "]);
-        assert_eq!(texts(&two), [""; 0], "its own change");
+        assert_eq!(texts(&two), [""; 0], "NOLOOP: own write");
         tracking.on_read(2, b"a", 10, &pubsub);
         tracking.on_changed(&keys(&["a"], 0), &Gate::OPEN, &pubsub);
-        assert_eq!(texts(&two).len(), 1, "its time had come");
+        assert_eq!(texts(&two).len(), 1, "the key expired");
         tracking.on_all_changed(&Gate::OPEN, &pubsub);
         assert_eq!(texts(&one), [">2 $10 invalidate _ "]);
         tracking.on_read(1, b"a", 10, &pubsub);
-        tracking.end(1);
+        tracking.disable(1);
         assert_eq!((tracking.counts().clients, tracking.counts().keys), (1, 0));
     }
 
     #[test]
-    fn a_full_table_forgets_a_key_by_saying_that_it_changed() {
+    fn full_tracking_table_invalidates_another_key() {
         let (tracking, pubsub) = (Tracking::default(), PubSub::default());
         let one = client(1, Protocol::Resp3);
-        tracking.begin(1, Wish::default(), reached(&one), None);
+        tracking.enable(1, TrackingOptions::default(), target(&one), None);
         tracking.on_read(1, b"a", 1, &pubsub);
         tracking.on_read(1, b"b", 1, &pubsub);
         assert_eq!(texts(&one), [">2 $10 invalidate *1 $1 a "]);
@@ -301,24 +321,29 @@ mod tests {
     }
 
     #[test]
-    fn prefixes_are_told_together_and_listeners_for_others() {
+    fn broadcast_prefixes_and_redirected_invalidations() {
         let (tracking, pubsub) = (Tracking::default(), PubSub::default());
         let (one, two) = (client(1, Protocol::Resp3), client(2, Protocol::Resp2));
         let prefixes = [b"a".as_slice().into(), b"x".as_slice().into()].into();
-        tracking.begin(1, Wish { broadcast: true, prefixes, ..Wish::default() }, reached(&one), None);
+        tracking.enable(
+            1,
+            TrackingOptions { broadcast: true, prefixes, ..TrackingOptions::default() },
+            target(&one),
+            None,
+        );
         let three = client(3, Protocol::Resp3);
-        let wish = Wish { redirect: Some(2), ..Wish::default() };
-        tracking.begin(3, wish, reached(&three), Some(reached(&two)));
+        let options = TrackingOptions { redirect: Some(2), ..TrackingOptions::default() };
+        tracking.enable(3, options, target(&three), Some(target(&two)));
         tracking.on_read(3, b"b", 10, &pubsub);
         tracking.on_changed(&keys(&["a2", "b", "x", "a1", "a1"], 9), &Gate::OPEN, &pubsub);
         assert_eq!(texts(&one), [">2 $10 invalidate *2 $2 a1 $2 a2 ", ">2 $10 invalidate *1 $1 x "]);
-        assert_eq!(texts(&two), [""; 0], "it does not listen");
+        assert_eq!(texts(&two), [""; 0], "not subscribed");
         pubsub.subscribe(Kind::Channel, CHANNEL, &two);
         tracking.on_read(3, b"b", 10, &pubsub);
         tracking.on_changed(&keys(&["b"], 9), &Gate::OPEN, &pubsub);
         assert_eq!(texts(&two), ["*3 $7 message $20 __redis__:invalidate *1 $1 b "]);
-        tracking.end(2);
-        assert!(tracking.is_broken(3) && !tracking.is_broken(1));
+        tracking.disable(2);
+        assert!(tracking.is_redirect_broken(3) && !tracking.is_redirect_broken(1));
         assert_eq!(texts(&three), [">2 $21 tracking-redir-broken :2 "]);
     }
 }

@@ -1,6 +1,6 @@
-//! What a key can hold besides a small string.
+//! Value types other than small strings.
 //!
-//! One file per type under `value/`. `memory` is O(1): it is asked after every command that changed the value.
+//! One file per type under `value/`. `memory` is O(1): it is called after every command that modified the value.
 
 mod extended;
 pub mod hash;
@@ -22,7 +22,7 @@ use self::set::Set;
 use self::stream::Stream;
 use self::zset::Zset;
 
-/// A value that lives outside its entry.
+/// A value stored outside its entry.
 #[derive(Clone)]
 pub enum Value {
     /// A string too large for its entry.
@@ -40,7 +40,7 @@ pub enum Value {
 }
 
 impl Value {
-    /// Bytes it takes.
+    /// Memory usage in bytes.
     pub fn memory(&self) -> usize {
         let heap = match self {
             Self::Str(string) => string.capacity(),
@@ -53,7 +53,7 @@ impl Value {
         heap + size_of::<(Option<Self>, usize)>()
     }
 
-    /// How many pieces have to be freed one by one.
+    /// Number of allocations to free, which decides about lazy free.
     pub fn elements(&self) -> usize {
         match self {
             Self::Str(_) => 1,
@@ -68,7 +68,7 @@ impl Value {
         }
     }
 
-    /// The name that TYPE gives.
+    /// The type name of TYPE.
     pub fn type_name(&self) -> &'static str {
         match self {
             Self::Str(_) => "string",
@@ -80,7 +80,7 @@ impl Value {
         }
     }
 
-    /// The name that OBJECT ENCODING gives.
+    /// The encoding name of OBJECT ENCODING.
     pub fn encoding(&self) -> &'static str {
         match self {
             Self::Str(_) => "raw",

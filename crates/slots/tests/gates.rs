@@ -1,5 +1,5 @@
-//! A shard alone on a journal whose disk moves only when the test says so: what leaves before the commit, and what comes
-//! back after a crash.
+//! Commit gates: a single shard on a journal whose disk the test controls. Checks what is sent before the commit, and
+//! what survives a crash.
 
 #![allow(clippy::unwrap_used)] // all of it is test
 #![allow(clippy::disallowed_methods)] // real time
@@ -58,15 +58,15 @@ impl Alone {
         let listener = Server::bind(([127, 0, 0, 1], 0).into()).unwrap();
         let address = listener.local_addr().unwrap();
         let id = hex_id();
-        shared.view.store(Arc::new(cluster::alone(id.clone(), "127.0.0.1".into(), address.port())));
+        shared.view.store(Arc::new(cluster::standalone(id.clone(), "127.0.0.1".into(), address.port())));
         let shard = Shard::new(0, id, Arc::new(LocalLog::new(journal.clone())), 1, None);
         store.set_sink(Arc::new(Sink(Arc::clone(&shard))));
         shard.on_committed(journal.durable_end());
-        server.keep(&shard).unwrap();
+        server.run_shard(&shard).unwrap();
         server.listen(&shard, listener).unwrap();
         let deadline = Instant::now() + Duration::from_secs(10);
         while shard.role() != Role::Primary {
-            assert!(Instant::now() < deadline, "the shard does not lead");
+            assert!(Instant::now() < deadline, "the shard does not become primary");
             std::thread::yield_now();
         }
         Self { store, shared, shard, server, shutdown, address }
@@ -78,7 +78,7 @@ impl Alone {
         Client(stream)
     }
 
-    /// Ends as a crash does: nothing more reaches the disk.
+    /// Crashes: nothing more reaches the disk.
     fn crash(self) {
         self.shutdown.stop();
         self.server.join();
@@ -98,7 +98,7 @@ impl Client {
         assert_eq!(String::from_utf8_lossy(&got), wanted);
     }
 
-    /// Nothing has arrived. What was sent before is done: its answer was made in the turn of one that arrived.
+    /// Checks that nothing arrives. Earlier requests have completed: their turn also produced a reply that arrived.
     fn expect_nothing(&mut self) {
         self.0.set_nonblocking(true).unwrap();
         let read = self.0.read(&mut [0; 1]);
@@ -108,11 +108,11 @@ impl Client {
 }
 
 #[test]
-fn nothing_that_shows_an_uncommitted_change_leaves() {
+fn uncommitted_writes_are_never_visible_in_replies() {
     let dir = tempfile::tempdir().unwrap();
     let alone = Alone::start(dir.path());
     let (mut writer, mut reader) = (alone.client(), alone.client());
-    // The answer to PING shows that the SET behind it, in the same turn, is done.
+    // The PING reply shows that the SET after it, in the same turn, has executed.
     writer.send("PING\r\nSET a 1\r\n");
     writer.expect("+PONG\r\n");
     writer.expect_nothing();
@@ -128,7 +128,7 @@ fn nothing_that_shows_an_uncommitted_change_leaves() {
     while alone.store.pump() {}
     writer.expect("+OK\r\n");
     reader.expect("$1\r\n1\r\n");
-    // A key that is gone is a change like any other.
+    // A deletion is a write like any other.
     writer.send("PING\r\nDEL a\r\n");
     writer.expect("+PONG\r\n");
     reader.send("GET other\r\nGET a\r\n");
@@ -141,7 +141,7 @@ fn nothing_that_shows_an_uncommitted_change_leaves() {
 }
 
 #[test]
-fn what_was_acknowledged_is_there_after_a_crash_and_what_was_not_is_not() {
+fn acknowledged_writes_survive_a_crash_and_others_do_not() {
     let dir = tempfile::tempdir().unwrap();
     let alone = Alone::start(dir.path());
     let mut client = alone.client();
@@ -162,7 +162,7 @@ fn what_was_acknowledged_is_there_after_a_crash_and_what_was_not_is_not() {
     alone.crash();
 }
 
-/// A command as clients send it.
+/// Encodes a command.
 fn wire(command: &str) -> String {
     let words: Vec<&str> = command.split(' ').collect();
     let words = words.iter().map(|word| format!("${}\r\n{word}\r\n", word.len()));
@@ -170,14 +170,15 @@ fn wire(command: &str) -> String {
 }
 
 #[test]
-fn a_pipeline_whose_keys_are_found_ahead_is_answered_as_if_they_came_one_by_one() {
+fn pipeline_with_prefetch_replies_as_single_requests() {
     let dir = tempfile::tempdir().unwrap();
     let alone = Alone::start(dir.path());
     alone.store.start();
     let long = "k".repeat(300);
-    // What is found ahead of a batch changes while the batch runs: keys come, move, go, and come again as something else.
+    // Prefetched keys change while the batch runs: they are created, moved, deleted and created again with another
+    // type.
     let mut script: Vec<(String, String)> = Vec::new();
-    let mut say = |command: &str, answer: &str| script.push((wire(command), format!("{answer}\r\n")));
+    let mut say = |command: &str, reply: &str| script.push((wire(command), format!("{reply}\r\n")));
     say("DBSIZE", ":0");
     for round in 0..40 {
         let key = format!("key:{}", round % 7);
@@ -212,14 +213,14 @@ fn a_pipeline_whose_keys_are_found_ahead_is_answered_as_if_they_came_one_by_one(
     alone.crash();
 }
 
-/// A command with words that may have spaces in them.
+/// A command whose arguments may contain spaces.
 fn words(words: &[&str]) -> String {
     let parts = words.iter().map(|word| format!("${}\r\n{word}\r\n", word.len()));
     format!("*{}\r\n{}", words.len(), parts.collect::<String>())
 }
 
 #[test]
-fn a_transaction_without_room_is_refused_whole() {
+fn transaction_above_maxmemory_is_rejected_as_a_whole() {
     let dir = tempfile::tempdir().unwrap();
     let alone = Alone::start(dir.path());
     alone.store.start();
@@ -237,7 +238,7 @@ fn a_transaction_without_room_is_refused_whole() {
 }
 
 #[test]
-fn a_pause_of_writes_lets_through_what_promises_not_to_write() {
+fn client_pause_write_allows_no_writes_scripts() {
     let dir = tempfile::tempdir().unwrap();
     let alone = Alone::start(dir.path());
     alone.store.start();
@@ -254,11 +255,11 @@ fn a_pause_of_writes_lets_through_what_promises_not_to_write() {
     client.send(&words(&["EXEC"]));
     client.send(&words(&["FCALL", "F", "0"]));
     client.expect(":6\r\n+OK\r\n+QUEUED\r\n*1\r\n:6\r\n:7\r\n");
-    // What is wrong anyway is told at once; what may write waits.
+    // Invalid requests are rejected immediately; writes wait.
     writer.send("SET only-a-key\r\n");
     writer.expect("-ERR wrong number of arguments for 'set' command\r\n");
     writer.send(&words(&["EVAL", "return 8", "0"]));
-    // Keys are gone when their time has come, but nothing is deleted.
+    // Keys expire logically, but nothing is deleted.
     let deadline = Instant::now() + Duration::from_secs(10);
     loop {
         client.send("GET gone\r\n");
@@ -281,7 +282,7 @@ fn a_pause_of_writes_lets_through_what_promises_not_to_write() {
 }
 
 #[test]
-fn a_function_that_runs_on_is_shown_and_ended_by_its_own_command() {
+fn long_function_is_reported_and_killed_by_function_kill() {
     let dir = tempfile::tempdir().unwrap();
     let alone = Alone::start(dir.path());
     alone.store.start();
@@ -304,7 +305,7 @@ fn a_function_that_runs_on_is_shown_and_ended_by_its_own_command() {
             break;
         }
         client.expect("PONG\r\n");
-        assert!(Instant::now() < deadline, "nobody hears that it is busy");
+        assert!(Instant::now() < deadline, "no BUSY reply");
     }
     client.send("SCRIPT KILL\r\nFUNCTION STATS\r\n");
     client.expect(busy);
@@ -316,7 +317,7 @@ fn a_function_that_runs_on_is_shown_and_ended_by_its_own_command() {
     alone.crash();
 }
 
-/// Asks until it is told that a script runs.
+/// Polls until the shard replies BUSY.
 fn until_busy(client: &mut Client) {
     let deadline = Instant::now() + Duration::from_secs(60);
     loop {
@@ -324,12 +325,12 @@ fn until_busy(client: &mut Client) {
         if until(client, "\r\n").starts_with("-BUSY") {
             return;
         }
-        assert!(Instant::now() < deadline, "nobody hears that it is busy");
+        assert!(Instant::now() < deadline, "no BUSY reply");
     }
 }
 
 #[test]
-fn a_script_can_be_ended_as_often_as_one_runs_on() {
+fn script_kill_works_repeatedly() {
     let dir = tempfile::tempdir().unwrap();
     let alone = Alone::start(dir.path());
     alone.store.start();
@@ -342,7 +343,7 @@ fn a_script_can_be_ended_as_often_as_one_runs_on() {
         client.send("SCRIPT KILL\r\n");
         client.expect("+OK\r\n");
         assert!(until(&mut runner, "\r\n").starts_with("-ERR Script killed by user"));
-        // The machine is as it was.
+        // The interpreter is unchanged.
         runner.send(&words(&[
             "EVAL",
             "local sum = 0 for n = 1, 100000 do sum = sum + n end return sum",
@@ -353,7 +354,7 @@ fn a_script_can_be_ended_as_often_as_one_runs_on() {
     alone.crash();
 }
 
-/// Until the answer to what was sent has come, and what came before it.
+/// Reads until `end`, which may be preceded by out-of-band messages.
 fn until(client: &mut Client, end: &str) -> String {
     let mut got = Vec::new();
     while !got.ends_with(end.as_bytes()) {
@@ -365,7 +366,7 @@ fn until(client: &mut Client, end: &str) -> String {
 }
 
 #[test]
-fn a_client_that_keeps_what_it_reads_hears_of_changes_once_they_are_committed() {
+fn tracking_invalidations_are_sent_after_commit() {
     let dir = tempfile::tempdir().unwrap();
     let alone = Alone::start(dir.path());
     let (mut reader, mut writer) = (alone.client(), alone.client());
@@ -375,12 +376,12 @@ fn a_client_that_keeps_what_it_reads_hears_of_changes_once_they_are_committed() 
     reader.expect("_\r\n_\r\n");
     writer.send("PING\r\nSET a 1\r\n");
     writer.expect("+PONG\r\n");
-    // The change is made and not committed.
+    // The write is executed and not committed.
     reader.expect_nothing();
     while alone.store.pump() {}
     reader.expect(">2\r\n$10\r\ninvalidate\r\n*1\r\n$1\r\na\r\n");
     writer.expect("+OK\r\n");
-    // Told once: it has to be read again.
+    // One invalidation per read: the key must be read again.
     writer.send("PING\r\nSET a 2\r\nFLUSHALL\r\n");
     writer.expect("+PONG\r\n");
     while alone.store.pump() {}
@@ -393,7 +394,7 @@ fn a_client_that_keeps_what_it_reads_hears_of_changes_once_they_are_committed() 
 }
 
 #[test]
-fn what_scripts_nest_deeply_ends_nobody() {
+fn deeply_nested_script_values_do_not_crash() {
     let dir = tempfile::tempdir().unwrap();
     let alone = Alone::start(dir.path());
     alone.store.start();
@@ -411,7 +412,7 @@ fn what_scripts_nest_deeply_ends_nobody() {
 }
 
 #[test]
-fn only_what_a_client_asks_for_is_kept() {
+fn tracking_optin_and_optout_limit_tracked_reads() {
     let dir = tempfile::tempdir().unwrap();
     let alone = Alone::start(dir.path());
     alone.store.start();
@@ -421,7 +422,7 @@ fn only_what_a_client_asks_for_is_kept() {
     reader.send("GET a\r\nCLIENT CACHING YES\r\nGET b\r\nGET c\r\nCLIENT CACHING NO\r\n");
     reader.expect("_\r\n+OK\r\n_\r\n_\r\n");
     reader.expect("-ERR CLIENT CACHING NO is only valid when tracking is enabled in OPTOUT mode.\r\n");
-    // A read inside a script counts as the caller's.
+    // A read inside a script is tracked for the caller.
     reader.send("CLIENT CACHING YES\r\n");
     reader.send(&words(&["EVAL", "return redis.call('get', KEYS[1])", "1", "d"]));
     reader.expect("+OK\r\n_\r\n");
@@ -435,7 +436,7 @@ fn only_what_a_client_asks_for_is_kept() {
 }
 
 #[test]
-fn a_script_that_was_quick_and_then_runs_on_does_not_keep_its_loop() {
+fn formerly_quick_script_does_not_block_its_event_loop() {
     let dir = tempfile::tempdir().unwrap();
     let alone = Alone::start(dir.path());
     alone.store.start();
@@ -452,7 +453,7 @@ fn a_script_that_was_quick_and_then_runs_on_does_not_keep_its_loop() {
     client.send("SCRIPT KILL\r\n");
     client.expect("+OK\r\n");
     assert!(until(&mut runner, "\r\n").starts_with("-ERR Script killed by user"));
-    // A transaction cannot leave its loop, where nobody could end it.
+    // A transaction cannot be offloaded, and on its event loop no client could kill it.
     runner.send("MULTI\r\nINCR n\r\n");
     runner.send(&words(&["EVAL", script, "0", "on"]));
     runner.send("INCR n\r\nEXEC\r\n");
@@ -463,7 +464,7 @@ fn a_script_that_was_quick_and_then_runs_on_does_not_keep_its_loop() {
 }
 
 #[test]
-fn whoever_monitors_sees_what_others_run() {
+fn monitor_receives_commands_of_other_clients() {
     let dir = tempfile::tempdir().unwrap();
     let alone = Alone::start(dir.path());
     alone.store.start();
@@ -489,7 +490,7 @@ fn whoever_monitors_sees_what_others_run() {
 }
 
 #[test]
-fn a_value_larger_than_any_frame_is_there_after_a_restart() {
+fn value_larger_than_a_frame_survives_a_restart() {
     const LEN: usize = 257 << 20;
     let dir = tempfile::tempdir().unwrap();
     let alone = Alone::start(dir.path());
@@ -514,7 +515,7 @@ fn a_value_larger_than_any_frame_is_there_after_a_restart() {
 }
 
 #[test]
-fn blocking_moves_time_out_with_a_null_array() {
+fn blocking_moves_time_out_with_null_array() {
     let dir = tempfile::tempdir().unwrap();
     let alone = Alone::start(dir.path());
     alone.store.start();
@@ -523,11 +524,11 @@ fn blocking_moves_time_out_with_a_null_array() {
         client.send(&format!("{command}\r\n"));
         client.expect("*-1\r\n");
     }
-    // Where nothing may block, the commands answer as LMOVE does.
+    // Where blocking is not allowed, the commands reply as LMOVE does.
     client
         .send("MULTI\r\nBLMOVE {a}1 {a}2 LEFT RIGHT 0\r\nBRPOPLPUSH {a}1 {a}2 0\r\nBLPOP {a}1 0\r\nEXEC\r\n");
     client.expect("+OK\r\n+QUEUED\r\n+QUEUED\r\n+QUEUED\r\n*3\r\n$-1\r\n$-1\r\n*-1\r\n");
-    // CLIENT UNBLOCK answers as a timeout does.
+    // CLIENT UNBLOCK replies as a timeout does.
     client.send("CLIENT ID\r\n");
     client.expect(":1\r\n");
     client.send("BLMOVE {a}1 {a}2 LEFT RIGHT 0\r\n");
@@ -535,9 +536,9 @@ fn blocking_moves_time_out_with_a_null_array() {
     let deadline = Instant::now() + Duration::from_secs(10);
     loop {
         other.send("CLIENT UNBLOCK 1\r\n");
-        let mut answer = [0; 4];
-        other.0.read_exact(&mut answer).unwrap();
-        if &answer == b":1\r\n" {
+        let mut reply = [0; 4];
+        other.0.read_exact(&mut reply).unwrap();
+        if &reply == b":1\r\n" {
             break;
         }
         assert!(Instant::now() < deadline, "the client does not block");
@@ -573,7 +574,7 @@ fn an_unknown_subcommand_aborts_the_transaction() {
 }
 
 #[test]
-fn a_request_may_have_more_than_a_million_arguments() {
+fn request_with_more_than_a_million_arguments() {
     let dir = tempfile::tempdir().unwrap();
     let alone = Alone::start(dir.path());
     alone.store.start();
@@ -589,7 +590,7 @@ fn a_request_may_have_more_than_a_million_arguments() {
 }
 
 #[test]
-fn a_client_leaves_subscriber_mode_when_its_only_sharded_channel_has_moved() {
+fn client_leaves_subscriber_mode_when_its_last_sharded_channel_migrates() {
     let dir = tempfile::tempdir().unwrap();
     let alone = Alone::start(dir.path());
     alone.store.start();
@@ -601,9 +602,9 @@ fn a_client_leaves_subscriber_mode_when_its_only_sharded_channel_has_moved() {
     client.expect("*3\r\n$10\r\nssubscribe\r\n$6\r\n{c}one\r\n:1\r\n");
     client.expect("*3\r\n$10\r\nssubscribe\r\n$6\r\n{c}two\r\n:2\r\n");
     client.expect("-ERR Can't execute 'get': only (P|S)SUBSCRIBE / (P|S)UNSUBSCRIBE / PING / QUIT / RESET are allowed in this context\r\n");
-    alone.server.shared().pubsub.leave_slots(0, |channel| channel == b"{c}one");
+    alone.server.shared().pubsub.unsubscribe_slots(0, |channel| channel == b"{c}one");
     client.expect("*3\r\n$12\r\nsunsubscribe\r\n$6\r\n{c}one\r\n:1\r\n");
-    alone.server.shared().pubsub.leave_slots(0, |_| true);
+    alone.server.shared().pubsub.unsubscribe_slots(0, |_| true);
     client.expect("*3\r\n$12\r\nsunsubscribe\r\n$6\r\n{c}two\r\n:0\r\n");
     client.send("GET a\r\n");
     client.expect("$-1\r\n");
@@ -611,7 +612,7 @@ fn a_client_leaves_subscriber_mode_when_its_only_sharded_channel_has_moved() {
 }
 
 #[test]
-fn a_subscriber_that_does_not_read_is_disconnected_at_its_output_buffer_limit() {
+fn slow_subscriber_is_disconnected_at_its_output_buffer_limit() {
     let dir = tempfile::tempdir().unwrap();
     let alone = Alone::start(dir.path());
     alone.store.start();
@@ -622,19 +623,19 @@ fn a_subscriber_that_does_not_read_is_disconnected_at_its_output_buffer_limit() 
     subscriber.send("SUBSCRIBE c\r\n");
     subscriber.expect("*3\r\n$9\r\nsubscribe\r\n$1\r\nc\r\n:1\r\n");
     let message = wire(&format!("PUBLISH c {}", "m".repeat(100 << 10)));
-    // What the sockets hold of it is a few megabytes.
+    // Socket buffers hold only a few megabytes of it.
     let sent = (0..500).position(|_| {
         publisher.send(&message);
-        let mut answer = [0; 4];
-        publisher.0.read_exact(&mut answer).unwrap();
-        &answer == b":0\r\n"
+        let mut reply = [0; 4];
+        publisher.0.read_exact(&mut reply).unwrap();
+        &reply == b":0\r\n"
     });
     assert!(sent.is_some(), "50 MB wait for a client that reads nothing");
     alone.crash();
 }
 
 #[test]
-fn input_of_all_clients_together_stays_within_the_budget() {
+fn query_buffers_of_all_clients_stay_within_the_budget() {
     let dir = tempfile::tempdir().unwrap();
     let alone = Alone::start(dir.path());
     alone.store.start();
@@ -642,13 +643,13 @@ fn input_of_all_clients_together_stays_within_the_budget() {
     assert!(alone.server.shared().buffers.set(budget.clone()).is_ok());
     let value = "v".repeat(8 << 20);
     let request = wire(&format!("SET k {value}"));
-    // Each leaves its request unfinished: together they want four times what there is.
+    // Each client leaves its request unfinished: together they need four times the budget.
     let unfinished: Vec<_> = (0..8)
         .map(|_| {
             let (mut client, part) = (alone.client(), request[..request.len() - 10].to_owned());
             std::thread::spawn(move || {
                 let sent = client.0.write_all(part.as_bytes());
-                // Until the server ends the connection.
+                // Blocks until the server closes the connection.
                 let read = client.0.read(&mut [0; 1]);
                 sent.is_err() || !matches!(read, Err(error) if error.kind() == ErrorKind::WouldBlock)
             })
@@ -657,8 +658,8 @@ fn input_of_all_clients_together_stays_within_the_budget() {
     let deadline = Instant::now() + Duration::from_secs(30);
     while unfinished.iter().filter(|client| client.is_finished()).count() < 6 {
         assert!(budget.used() <= 16 << 20);
-        assert!(Instant::now() < deadline, "clients that wait for the budget are not ended");
-        // Others are served all the while.
+        assert!(Instant::now() < deadline, "clients without budget are not disconnected");
+        // Other clients are served meanwhile.
         let mut other = alone.client();
         other.send("PING\r\n");
         other.expect("+PONG\r\n");
@@ -668,7 +669,7 @@ fn input_of_all_clients_together_stays_within_the_budget() {
 }
 
 #[test]
-fn names_of_channels_and_watched_keys_are_taken_from_the_budget() {
+fn channel_names_and_watched_keys_are_charged_to_the_budget() {
     const NAME: usize = 1 << 20;
     let dir = tempfile::tempdir().unwrap();
     let alone = Alone::start(dir.path());
@@ -682,12 +683,12 @@ fn names_of_channels_and_watched_keys_are_taken_from_the_budget() {
             std::thread::sleep(Duration::from_millis(1));
         }
     };
-    // Each is kept by the client's session and by the table of those who are told.
-    for (command, answer) in [("SUBSCRIBE", NAME), ("PSUBSCRIBE", NAME), ("WATCH", 0)] {
+    // Both the session and the shared registry store each name.
+    for (command, reply) in [("SUBSCRIBE", NAME), ("PSUBSCRIBE", NAME), ("WATCH", 0)] {
         let mut client = alone.client();
         for number in 0..12 {
             client.send(&wire(&format!("{command} {number:02}{}", "n".repeat(NAME - 2))));
-            let mut answered = vec![0; answer + 5];
+            let mut answered = vec![0; reply + 5];
             client.0.read_exact(&mut answered).unwrap();
         }
         wait_for(command, &|used| used >= 2 * 12 * NAME);
@@ -698,39 +699,39 @@ fn names_of_channels_and_watched_keys_are_taken_from_the_budget() {
 }
 
 #[test]
-fn an_idle_client_is_disconnected_after_the_timeout() {
+fn idle_client_is_disconnected_after_timeout() {
     let dir = tempfile::tempdir().unwrap();
     let alone = Alone::start(dir.path());
     alone.store.start();
     let mut client = alone.client();
     client.send("CONFIG SET timeout 1\r\n");
     client.expect("+OK\r\n");
-    assert_eq!(client.0.read(&mut [0; 1]).unwrap(), 0, "the server ends the connection");
+    assert_eq!(client.0.read(&mut [0; 1]).unwrap(), 0, "the server closes the connection");
     alone.crash();
 }
 
 #[test]
-fn an_isolated_node_answers_clusterdown_and_disconnects_clients_that_wait() {
+fn isolated_node_replies_clusterdown_and_disconnects_waiting_clients() {
     let dir = tempfile::tempdir().unwrap();
     let alone = Alone::start(dir.path());
     let (mut waiting, mut client) = (alone.client(), alone.client());
-    // Its serving right is over: the answer waits for another one.
-    alone.shard.set_right(1);
+    // The serving right has expired: the reply waits for a new one.
+    alone.shard.set_serving_right_until(1);
     waiting.send("GET a\r\n");
     client.send("GET a\r\n");
     for (index, stream) in [&mut waiting, &mut client].into_iter().enumerate() {
         stream.0.set_read_timeout(Some(Duration::from_millis(50))).unwrap();
-        assert!(stream.0.read(&mut [0; 1]).is_err(), "client {index} is answered without the right");
+        assert!(stream.0.read(&mut [0; 1]).is_err(), "client {index} receives a reply without serving right");
         stream.0.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
     }
     alone.shared.isolated.store(true, Ordering::Release);
     for stream in [&mut waiting, &mut client] {
         assert!(matches!(stream.0.read(&mut [0; 1]), Ok(0)), "a client that waits is disconnected");
     }
-    // Nothing with keys runs from now on, so the error is certain; all else is answered when there is a right again.
+    // No command with keys runs from now on, so the error is definite; other replies wait for a new serving right.
     let mut client = alone.client();
     client.send("SET a 1\r\nMULTI\r\nSET a 1\r\nEXEC\r\n");
-    alone.shard.set_right(u64::MAX);
+    alone.shard.set_serving_right_until(u64::MAX);
     client.expect("-CLUSTERDOWN The cluster is down\r\n+OK\r\n");
     client.expect("-CLUSTERDOWN The cluster is down\r\n-EXECABORT ");
     let mut client = alone.client();

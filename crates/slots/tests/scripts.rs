@@ -1,5 +1,5 @@
-//! Scripts on a shard that can lose its lead: what runs off the event loops is answered only by a primary, what does not end can
-//! be ended, and nothing of it is left.
+//! Scripts on a shard that can lose leadership: offloaded scripts reply only on a primary, endless scripts can be
+//! killed, and no state of them remains.
 
 #![allow(clippy::unwrap_used)] // all of it is test
 #![allow(clippy::disallowed_methods)] // real time
@@ -23,7 +23,7 @@ use moim_slots::shared::{Shared, hex_id};
 
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// A journal whose lead the test gives and takes.
+/// A journal whose leadership the test controls.
 struct Switched {
     inner: LocalLog,
     lead: AtomicI32,
@@ -31,7 +31,7 @@ struct Switched {
 
 impl ShardLog for Switched {
     fn append(&self, base: i64, epoch: i32, time_ms: i64, payload: &[u8]) -> Result<(), LogError> {
-        if self.leads() != Some(epoch) {
+        if self.leader_epoch() != Some(epoch) {
             return Err(LogError::NotLeader);
         }
         self.inner.append(base, epoch, time_ms, payload)
@@ -41,12 +41,12 @@ impl ShardLog for Switched {
         self.inner.journal()
     }
 
-    fn leads(&self) -> Option<i32> {
+    fn leader_epoch(&self) -> Option<i32> {
         Some(self.lead.load(Ordering::Acquire)).filter(|lead| *lead > 0)
     }
 
-    fn follows(&self) -> bool {
-        self.leads().is_none()
+    fn is_follower(&self) -> bool {
+        self.leader_epoch().is_none()
     }
 
     fn replicas_with(&self, _end: i64) -> usize {
@@ -87,7 +87,7 @@ impl Node {
         let shared = Arc::new(Shared::new(clock));
         let log = Arc::new(Switched { inner: LocalLog::new(journal.clone()), lead: AtomicI32::new(1) });
         let id = hex_id();
-        shared.view.store(Arc::new(cluster::alone(id.clone(), "127.0.0.1".into(), port)));
+        shared.view.store(Arc::new(cluster::standalone(id.clone(), "127.0.0.1".into(), port)));
         let shard = Shard::new(0, id, log.clone(), loops, None);
         store.set_sink(Arc::new(Sink(Arc::clone(&shard))));
         shard.on_committed(journal.durable_end());
@@ -97,7 +97,7 @@ impl Node {
 
     fn set_lead(&self, lead: i32) {
         self.log.lead.store(lead, Ordering::Release);
-        self.shard.news.notify_one();
+        self.shard.task_wakeup.notify_one();
     }
 
     fn config(&self, name: &str, value: &str) {
@@ -105,7 +105,7 @@ impl Node {
     }
 }
 
-/// A node with event loops of its own.
+/// A node with its own event loops.
 struct Served {
     node: Node,
     server: Server,
@@ -120,7 +120,7 @@ impl Served {
         let node = Node::new(address.port(), 2);
         let shutdown = Shutdown::new();
         let server = Server::start(Arc::clone(&node.shared), 2, shutdown.clone()).unwrap();
-        server.keep(&node.shard).unwrap();
+        server.run_shard(&node.shard).unwrap();
         server.listen(&node.shard, listener).unwrap();
         let served = Self { node, server, shutdown, address };
         served.wait_for(Role::Primary);
@@ -142,17 +142,17 @@ impl Served {
         Client(stream)
     }
 
-    /// Waits until a script has the shard for so long that others hear of it.
+    /// Waits until a script makes the shard reply BUSY.
     fn wait_until_busy(&self) -> Client {
         let deadline = Instant::now() + PATIENCE;
         loop {
             let mut client = self.client();
             client.send(&["PING"]);
-            let answer = client.line();
-            if answer.contains("BUSY") {
+            let reply = client.line();
+            if reply.contains("BUSY") {
                 return client;
             }
-            assert!(Instant::now() < deadline, "no script runs: {answer}");
+            assert!(Instant::now() < deadline, "no script runs: {reply}");
         }
     }
 
@@ -170,7 +170,7 @@ impl Client {
         self.0.write_all(format!("*{}\r\n{}", words.len(), words.concat()).as_bytes()).unwrap();
     }
 
-    /// The next line; empty when the connection has ended.
+    /// The next line; empty if the connection was closed.
     fn line(&mut self) -> String {
         let (mut line, mut byte) = (Vec::new(), [0]);
         while !line.ends_with(b"\r\n") {
@@ -178,7 +178,7 @@ impl Client {
                 Ok(0) => break,
                 Ok(_) => line.push(byte[0]),
                 Err(error) if error.kind() == std::io::ErrorKind::ConnectionReset => break,
-                Err(error) => panic!("no answer: {error}"),
+                Err(error) => panic!("no reply: {error}"),
             }
         }
         String::from_utf8_lossy(&line).trim_end().to_owned()
@@ -190,7 +190,7 @@ impl Client {
     }
 }
 
-/// Runs a client against a node on this very thread, whose single thread for blocking work is taken until `before` is done.
+/// Runs a client against a node on this thread, whose single blocking thread is occupied until `before` has run.
 fn with_work_held_back(script: &[&str], before: impl FnOnce(&Node)) -> String {
     let runtime =
         tokio::runtime::Builder::new_current_thread().enable_all().max_blocking_threads(1).build().unwrap();
@@ -199,11 +199,11 @@ fn with_work_held_back(script: &[&str], before: impl FnOnce(&Node)) -> String {
     let address = listener.local_addr().unwrap();
     let outcome = runtime.block_on(async {
         let scope = Scope::new(Shutdown::new());
-        let server = Server::here(Arc::clone(&node.shared), scope);
-        server.keep(&node.shard).unwrap();
+        let server = Server::on_current_runtime(Arc::clone(&node.shared), scope);
+        server.run_shard(&node.shard).unwrap();
         let deadline = Instant::now() + PATIENCE;
         while node.shard.role() != Role::Primary {
-            assert!(Instant::now() < deadline, "the shard does not lead");
+            assert!(Instant::now() < deadline, "the shard does not become primary");
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
         let mut client = Client(TcpStream::connect(address).unwrap());
@@ -211,7 +211,7 @@ fn with_work_held_back(script: &[&str], before: impl FnOnce(&Node)) -> String {
         let (accepted, _) = listener.accept().unwrap();
         accepted.set_nonblocking(true).unwrap();
         server.adopt(&node.shard, Box::new(tokio::net::TcpStream::from_std(accepted).unwrap()));
-        // From here on nothing runs off the loop.
+        // From here on nothing can be offloaded.
         let (release, held) = std::sync::mpsc::channel::<()>();
         let (taken, is_taken) = tokio::sync::oneshot::channel();
         drop(tokio::task::spawn_blocking(move || {
@@ -225,12 +225,12 @@ fn with_work_held_back(script: &[&str], before: impl FnOnce(&Node)) -> String {
             clients.values().any(|client| client.about.lock().unwrap().blocked)
         };
         while !is_blocked() {
-            assert!(Instant::now() < deadline, "the script does not leave the loop");
+            assert!(Instant::now() < deadline, "the script is not offloaded");
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
         before(&node);
-        while node.log.leads().is_none() && node.shard.role() != Role::Replica {
-            assert!(Instant::now() < deadline, "the shard does not follow");
+        while node.log.leader_epoch().is_none() && node.shard.role() != Role::Replica {
+            assert!(Instant::now() < deadline, "the shard does not become replica");
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
         drop(release);
@@ -245,19 +245,19 @@ fn with_work_held_back(script: &[&str], before: impl FnOnce(&Node)) -> String {
 }
 
 #[test]
-fn a_script_does_not_run_where_the_lead_was_lost_while_it_waited() {
+fn offloaded_script_does_not_run_after_leadership_loss() {
     let read = ["EVAL", "return redis.call('exists', KEYS[1])", "1", "k"];
-    assert_eq!(with_work_held_back(&read, |_| {}), ":0", "the primary answers");
+    assert_eq!(with_work_held_back(&read, |_| {}), ":0", "the primary replies");
     let moved = with_work_held_back(&read, |node| node.set_lead(0));
     assert!(moved.starts_with("-MOVED "), "a replica does not: {moved}");
-    // Without keys there is no other node to name.
+    // Without keys there is no node to redirect to.
     let refused =
         with_work_held_back(&["EVAL", "return redis.call('exists', 'k')", "0"], |node| node.set_lead(0));
     assert!(refused.starts_with("-UNBLOCKED "), "{refused}");
 }
 
 #[test]
-fn a_script_on_a_replica_reads_no_keys_without_readonly() {
+fn script_on_a_replica_needs_readonly_for_keys() {
     let served = Served::start();
     served.node.set_lead(0);
     served.wait_for(Role::Replica);
@@ -274,7 +274,7 @@ const WRITES_FOR_EVER: [&str; 4] =
     ["EVAL", "redis.call('set', KEYS[1], 'uncommitted') while true do end", "1", "k"];
 
 #[test]
-fn a_script_that_has_written_ends_with_its_lead() {
+fn script_that_has_written_stops_on_leadership_loss() {
     let served = Served::start();
     let mut writer = served.client();
     writer.send(&WRITES_FOR_EVER);
@@ -282,40 +282,40 @@ fn a_script_that_has_written_ends_with_its_lead() {
     assert!(other.ask(&["SCRIPT", "KILL"]).starts_with("-UNKILLABLE"));
     served.node.set_lead(0);
     served.wait_for(Role::Replica);
-    let answer = writer.line();
-    assert!(answer.is_empty() || answer.starts_with('-'), "nothing is acknowledged: {answer}");
+    let reply = writer.line();
+    assert!(reply.is_empty() || reply.starts_with('-'), "nothing is acknowledged: {reply}");
     served.node.set_lead(2);
     served.wait_for(Role::Primary);
-    assert_eq!(served.client().ask(&["EXISTS", "k"]), ":0", "what it wrote is discarded");
+    assert_eq!(served.client().ask(&["EXISTS", "k"]), ":0", "its writes are discarded");
     assert_eq!(served.client().ask(&["SET", "k", "v"]), "+OK");
     served.stop();
 }
 
 #[test]
-fn shutdown_nosave_ends_a_script_that_has_written() {
+fn shutdown_nosave_stops_a_script_that_has_written() {
     let served = Served::start();
     assert_eq!(served.client().ask(&["SET", "kept", "1"]), "+OK");
     let mut writer = served.client();
     writer.send(&WRITES_FOR_EVER);
     let mut other = served.wait_until_busy();
     assert!(other.ask(&["SHUTDOWN"]).starts_with("-BUSY"));
-    assert_eq!(other.ask(&["SHUTDOWN", "NOSAVE"]), "", "the connection ends, as in Redis");
-    let answer = writer.line();
-    assert!(answer.is_empty() || answer.starts_with('-'), "{answer}");
+    assert_eq!(other.ask(&["SHUTDOWN", "NOSAVE"]), "", "the connection is closed, as in Redis");
+    let reply = writer.line();
+    assert!(reply.is_empty() || reply.starts_with('-'), "{reply}");
     let deadline = Instant::now() + PATIENCE;
     loop {
-        let answer = served.client().ask(&["EXISTS", "k"]);
-        if answer == ":0" {
+        let reply = served.client().ask(&["EXISTS", "k"]);
+        if reply == ":0" {
             break;
         }
-        assert!(Instant::now() < deadline, "{answer}");
+        assert!(Instant::now() < deadline, "{reply}");
     }
-    assert_eq!(served.client().ask(&["EXISTS", "kept"]), ":1", "what was committed is there");
+    assert_eq!(served.client().ask(&["EXISTS", "kept"]), ":1", "committed writes exist");
     served.stop();
 }
 
 #[test]
-fn a_client_authenticates_before_it_ends_a_script() {
+fn client_must_authenticate_before_script_kill() {
     let served = Served::start();
     let mut runner = served.client();
     runner.send(&["EVAL", "while true do end", "0"]);
@@ -324,20 +324,20 @@ fn a_client_authenticates_before_it_ends_a_script() {
     for command in
         [&["SCRIPT", "KILL"][..], &["FUNCTION", "KILL"], &["SHUTDOWN", "NOSAVE"], &["MULTI"], &["GET", "k"]]
     {
-        let answer = served.client().ask(command);
-        assert_eq!(answer, "-NOAUTH Authentication required.", "{command:?}");
+        let reply = served.client().ask(command);
+        assert_eq!(reply, "-NOAUTH Authentication required.", "{command:?}");
     }
     let mut client = served.client();
     assert!(client.ask(&["AUTH", "wrong"]).starts_with("-WRONGPASS"));
     assert_eq!(client.ask(&["SCRIPT", "KILL"]), "-NOAUTH Authentication required.");
     assert_eq!(client.ask(&["AUTH", "secret"]), "+OK");
     assert_eq!(client.ask(&["SCRIPT", "KILL"]), "+OK");
-    let answer = runner.line();
-    assert!(answer.contains("Script killed by user"), "{answer}");
+    let reply = runner.line();
+    assert!(reply.contains("Script killed by user"), "{reply}");
     served.stop();
 }
 
-/// Each takes minutes or for ever inside one call of a library, or with few instructions.
+/// Each takes minutes or runs forever inside one library call, or with few instructions.
 const ENDLESS: &[&str] = &[
     "return string.find(string.rep('a', 30), string.rep('a-', 30) .. 'b')",
     "return string.match(string.rep('a', 40), string.rep('a*', 40) .. 'b')",
@@ -354,28 +354,28 @@ const ENDLESS: &[&str] = &[
 ];
 
 #[test]
-fn every_script_can_be_ended() {
+fn every_script_can_be_killed() {
     let served = Served::start();
     for script in ENDLESS {
         let mut runner = served.client();
         runner.send(&["EVAL", script, "0"]);
         let ended = std::thread::spawn(move || runner.line());
         let (mut killer, deadline) = (served.client(), Instant::now() + PATIENCE);
-        // Other clients are answered all the while.
+        // Other clients are served meanwhile.
         while !ended.is_finished() {
-            let answer = killer.ask(&["SCRIPT", "KILL"]);
-            assert!(answer == "+OK" || answer.starts_with("-NOTBUSY"), "{script}: {answer}");
+            let reply = killer.ask(&["SCRIPT", "KILL"]);
+            assert!(reply == "+OK" || reply.starts_with("-NOTBUSY"), "{script}: {reply}");
             assert!(Instant::now() < deadline, "{script} does not end");
         }
-        let answer = ended.join().unwrap();
-        assert!(answer.contains("Script killed by user") || answer.contains("memory"), "{script}: {answer}");
+        let reply = ended.join().unwrap();
+        assert!(reply.contains("Script killed by user") || reply.contains("memory"), "{script}: {reply}");
         assert_eq!(served.client().ask(&["PING"]), "+PONG");
     }
     served.stop();
 }
 
 #[test]
-fn scripts_take_their_memory_from_the_budget_and_give_it_back() {
+fn script_memory_is_charged_to_the_budget_and_released() {
     const MIB: usize = 1 << 20;
     let served = Served::start();
     let layer = moim_base::MemoryBudget::new(64 * MIB).layer("scripts", 64 * MIB, 64 * MIB);
@@ -383,7 +383,7 @@ fn scripts_take_their_memory_from_the_budget_and_give_it_back() {
     let concat = |bytes: usize| format!("local a = string.rep('a', {bytes}) return #(a .. 'x')");
     let fill = |entries: usize| format!("local t = {{}} for i = 1, {entries} do t[i] = i end return #t");
     let double = |times: usize| format!("local s = 'x' for i = 1, {times} do s = s .. s end return #s");
-    // (the script, its answer; none where it needs more than there is)
+    // (script, reply; none if it needs more than the available memory)
     let table = [
         (concat(10 * MIB), Some(10 * MIB + 1)),
         (concat(20 * MIB), Some(20 * MIB + 1)),
@@ -395,19 +395,19 @@ fn scripts_take_their_memory_from_the_budget_and_give_it_back() {
         (concat(10 * MIB), Some(10 * MIB + 1)),
     ];
     for (script, expected) in table {
-        let answer = served.client().ask(&["EVAL", &script, "0"]);
+        let reply = served.client().ask(&["EVAL", &script, "0"]);
         match expected {
-            Some(number) => assert_eq!(answer, format!(":{number}"), "{script}"),
+            Some(number) => assert_eq!(reply, format!(":{number}"), "{script}"),
             None => {
-                assert!(answer.starts_with('-') && answer.contains("not enough memory"), "{script}: {answer}")
+                assert!(reply.starts_with('-') && reply.contains("not enough memory"), "{script}: {reply}")
             }
         }
         assert_eq!(layer.used(), 0, "{script}");
     }
-    // With nothing left of the budget small scripts run on.
+    // With the budget exhausted, small scripts still run.
     let held = layer.try_take(64 * MIB).unwrap();
-    let answer = served.client().ask(&["EVAL", &concat(20 * MIB), "0"]);
-    assert!(answer.contains("not enough memory"), "{answer}");
+    let reply = served.client().ask(&["EVAL", &concat(20 * MIB), "0"]);
+    assert!(reply.contains("not enough memory"), "{reply}");
     assert_eq!(served.client().ask(&["EVAL", &concat(MIB), "0"]), format!(":{}", MIB + 1));
     assert_eq!(served.client().ask(&["PING"]), "+PONG");
     drop(held);

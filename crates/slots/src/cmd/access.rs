@@ -1,12 +1,12 @@
-//! What commands do with their keys, in the words of COMMAND GETKEYSANDFLAGS: facts about Redis 7.0.
+//! Key access flags of commands, as in COMMAND GETKEYSANDFLAGS of Redis 7.0.
 
 use moim_wire_resp::Args;
 
 use super::Spec;
 use super::flag::WRITE;
 
-/// What is done with the first key, the second one and so on, the last of them with all further ones; and the commands that do it.
-/// Those that are not here read (`RO access`) or change (`RW update`) what is there.
+/// Access flags of the first key, the second key and so on (the last entry applies to all further keys), with the
+/// commands that use them. Commands not listed read (`RO access`) or modify (`RW update`) existing keys.
 #[rustfmt::skip]
 const ACCESS: &[(&str, &str)] = &[
     ("OW insert", "msetnx setnx"),
@@ -28,7 +28,7 @@ const ACCESS: &[(&str, &str)] = &[
     ("RW update;RO access", "sinterstore"),
 ];
 
-/// The words for the key that is the so many-th of a command.
+/// The access flags of the command's key with this index.
 pub(super) fn words(spec: &Spec, args: &Args<'_>, key: usize) -> Vec<&'static str> {
     let has = |word: &str| args.iter().skip(2).any(|arg| arg.eq_ignore_ascii_case(word.as_bytes()));
     let access = match spec.name {

@@ -1,4 +1,4 @@
-//! The server: CONFIG, TIME, SLOWLOG, MEMORY, LATENCY, DEBUG, ROLE, WAIT, ACL, SAVE and its kin.
+//! Server commands: CONFIG, TIME, SLOWLOG, MEMORY, LATENCY, DEBUG, ROLE, WAIT, ACL, SAVE and related ones.
 
 use std::sync::atomic::Ordering;
 
@@ -31,9 +31,9 @@ pub(crate) const COMMANDS: &[Spec] = &[
             server("config|set", -4, ADMIN | NOSCRIPT | ANY, "Sets configuration parameters in-flight.", config_set),
             server("config|resetstat", 2, ADMIN | NOSCRIPT | ANY, "Resets the server's statistics.", |ctx| {
                 ctx.shared.stats.reset();
-                ctx.events.tallies.reset();
-                // This call is the first one after it.
-                ctx.events.tallies.on_call(ctx.session.command);
+                ctx.events.command_stats.reset();
+                // This call is the first one after the reset.
+                ctx.events.command_stats.on_call(ctx.session.command);
                 crate::ctx::ok(ctx)
             }),
             server("config|rewrite", 2, ADMIN | NOSCRIPT | ANY, "Persists the effective configuration to file.", |_| {
@@ -171,8 +171,8 @@ fn no_replicaof(_: &mut Ctx<'_>) -> Done {
     Err(Error::err("REPLICAOF not allowed in cluster mode."))
 }
 
-/// Whether a pattern means a setting. One that is for tests has to be named.
-fn is_meant(pattern: &[u8], name: &[u8]) -> bool {
+/// True if a pattern selects a setting. Test-only settings must be named exactly.
+fn is_selected(pattern: &[u8], name: &[u8]) -> bool {
     const HIDDEN: &[u8] = b"key-load-delay";
     if name == HIDDEN { pattern.eq_ignore_ascii_case(name) } else { glob(pattern, name, true) }
 }
@@ -182,7 +182,7 @@ fn config_get(ctx: &mut Ctx<'_>) -> Done {
     let found = ctx
         .shared
         .settings
-        .matching(|name| patterns.iter().any(|pattern| is_meant(pattern, name.as_bytes())));
+        .matching(|name| patterns.iter().any(|pattern| is_selected(pattern, name.as_bytes())));
     ctx.out.map(found.len());
     for (name, value) in found {
         ctx.out.bulk(name.as_bytes());
@@ -259,7 +259,7 @@ fn memory_stats(ctx: &mut Ctx<'_>) -> Done {
     Ok(())
 }
 
-/// Of the named commands, with a container standing for what it contains, or of all that ran.
+/// Histograms of the named commands (a container command stands for its subcommands), or of all commands that ran.
 fn latency_histogram(ctx: &mut Ctx<'_>) -> Done {
     let wanted: Vec<String> =
         ctx.args.from(2).iter().map(|name| String::from_utf8_lossy(name).to_lowercase()).collect();
@@ -268,17 +268,17 @@ fn latency_histogram(ctx: &mut Ctx<'_>) -> Done {
             || wanted.iter().any(|wanted| name == wanted || name.split('|').next() == Some(wanted))
     };
     let ran: Vec<_> = super::numbered()
-        .map(|(number, spec)| (spec.name, ctx.events.tallies.get(number)))
-        .filter(|(name, tally)| tally.calls > 0 && is_wanted(name))
+        .map(|(number, spec)| (spec.name, ctx.events.command_stats.get(number)))
+        .filter(|(name, stat)| stat.calls > 0 && is_wanted(name))
         .collect();
     ctx.out.map(ran.len());
-    for (name, tally) in ran {
+    for (name, stat) in ran {
         ctx.out.bulk(name.as_bytes());
         ctx.out.map(2);
         ctx.out.bulk(b"calls");
-        ctx.out.integer(tally.calls as i64);
+        ctx.out.integer(stat.calls as i64);
         ctx.out.bulk(b"histogram_usec");
-        let buckets = tally.histogram();
+        let buckets = stat.histogram();
         ctx.out.map(buckets.len());
         for (bound, count) in buckets {
             ctx.out.integer(bound as i64);
@@ -292,7 +292,7 @@ fn debug(ctx: &mut Ctx<'_>) -> Done {
     match ctx.arg(1).to_ascii_lowercase().as_slice() {
         b"sleep" => {
             let seconds = ctx.float(2)?;
-            // As in Redis everybody waits; here everybody of this shard. At most ten seconds.
+            // As in Redis, all clients wait; here all clients of this shard. At most ten seconds.
             std::thread::sleep(std::time::Duration::from_secs_f64(seconds.clamp(0.0, 10.0)));
         }
         b"jmap"
@@ -360,7 +360,7 @@ fn wait(ctx: &mut Ctx<'_>) -> Done {
             "WAIT cannot be used with replica instances. Please also note that since Redis 4.0 if a replica is configured to be writable (which is not the default) writes to replicas are just local and are not propagated.",
         ));
     }
-    // The answer itself waits for the commit of everything before it, and what is committed is on the in-sync replicas.
+    // The reply itself waits for the commit of all previous writes, and a committed write is on the in-sync replicas.
     let end = ctx.events.hazards.batch - i64::from(ctx.fx.is_empty());
     let have = shard.log.replicas_with(end) as i64;
     if have >= wanted || !ctx.may_block() {
@@ -375,7 +375,7 @@ fn wait(ctx: &mut Ctx<'_>) -> Done {
         command: ctx.args.to_owned(),
         on_keys: false,
         replicas: Some((end, wanted)),
-        on_gone: false,
+        wake_on_delete: false,
     });
     Ok(())
 }

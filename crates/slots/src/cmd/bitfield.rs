@@ -1,4 +1,4 @@
-//! BITFIELD: integers of any width at any bit of a string.
+//! BITFIELD: integers of arbitrary width at arbitrary bit offsets of a string.
 
 use super::bits::bit_offset;
 use super::flag::{DENYOOM, FAST, READONLY, WRITE};
@@ -10,11 +10,11 @@ use crate::events::class;
 
 const GROUP: &str = "bitmap";
 
-/// The commands of this file.
+/// Command table of this family.
 #[rustfmt::skip]
 pub(crate) const COMMANDS: &[Spec] = &[
-    Spec::new("bitfield", -2, WRITE | DENYOOM, Keys::ONE, GROUP, "Reads and changes integers inside a string", |ctx| bitfield(ctx, false)),
-    Spec::new("bitfield_ro", -2, READONLY | FAST, Keys::ONE, GROUP, "Reads integers inside a string", |ctx| bitfield(ctx, true)),
+    Spec::new("bitfield", -2, WRITE | DENYOOM, Keys::ONE, GROUP, "Performs arbitrary bitfield integer operations on strings.", |ctx| bitfield(ctx, false)),
+    Spec::new("bitfield_ro", -2, READONLY | FAST, Keys::ONE, GROUP, "Performs arbitrary read-only bitfield integer operations on strings.", |ctx| bitfield(ctx, true)),
 ];
 
 /// An integer type: `i8`, `u16` …
@@ -36,7 +36,7 @@ enum Action {
     Get,
     Set(i64),
     Add(i64, Overflow),
-    /// SET under an overflow rule.
+    /// SET under an OVERFLOW rule.
     SetChecked(i64, Overflow),
 }
 
@@ -72,7 +72,7 @@ impl Kind {
         }
     }
 
-    /// The integer that the low bits stand for.
+    /// The integer represented by the low bits.
     fn of_bits(self, bits: u64) -> i64 {
         let unused = 64 - self.width;
         match self.signed {
@@ -81,7 +81,7 @@ impl Kind {
         }
     }
 
-    /// What is stored for a number; `None` when it does not fit and that is a failure.
+    /// The stored value of a number; `None` if it does not fit under OVERFLOW FAIL.
     fn fit(self, number: i128, overflow: Overflow) -> Option<i64> {
         let (low, high) = self.bounds();
         if (low..=high).contains(&number) {
@@ -95,7 +95,7 @@ impl Kind {
     }
 }
 
-/// The bits from `offset` on; what is behind the string is zero.
+/// The bits from `offset` on; bits past the end of the string are zero.
 fn read_bits(string: &[u8], offset: u64, width: u32) -> u64 {
     (offset..offset + u64::from(width)).fold(0, |bits, at| {
         let byte = string.get((at >> 3) as usize).copied().unwrap_or(0);
@@ -148,11 +148,11 @@ fn read_steps(ctx: &Ctx<'_>) -> Result<Vec<Step>, Error> {
     Ok(steps)
 }
 
-/// Does one step; gives the answer and whether a bit changed.
+/// Executes one operation; returns its reply and whether a bit changed.
 fn apply(string: &mut [u8], step: &Step) -> (Option<i64>, bool) {
     let Step { kind, offset, action } = *step;
     let old = kind.of_bits(read_bits(string, offset, kind.width));
-    // A negative number for an unsigned field counts as a huge one, as its bits do.
+    // A negative number for an unsigned field is interpreted by its bits, as a large number.
     let given = |number: i64| if kind.signed { i128::from(number) } else { i128::from(number as u64) };
     let (new, shows_old) = match action {
         Action::Get => return (Some(old), false),
@@ -183,18 +183,18 @@ fn bitfield(ctx: &mut Ctx<'_>, read_only: bool) -> Done {
         return Ok(());
     };
     let grows = string.is_none_or(|string| string.len() < need);
-    let answers: Vec<_> = ctx.db.edit_str(key, |string| {
+    let replies: Vec<_> = ctx.db.edit_str(key, |string| {
         if string.len() < need {
             string.resize(need, 0);
         }
         steps.iter().map(|step| apply(string, step)).collect()
     });
-    if grows || answers.iter().any(|(_, changed)| *changed) {
+    if grows || replies.iter().any(|(_, changed)| *changed) {
         ctx.changed_with(key, class::STRING, "setbit");
     }
-    ctx.out.array(answers.len());
-    for (answer, _) in answers {
-        match answer {
+    ctx.out.array(replies.len());
+    for (reply, _) in replies {
+        match reply {
             Some(number) => ctx.out.integer(number),
             None => ctx.out.null(),
         }

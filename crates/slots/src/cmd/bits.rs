@@ -1,6 +1,6 @@
-//! Strings as arrays of bits: SETBIT, GETBIT, BITCOUNT, BITPOS, BITOP. BITFIELD is in `bitfield`.
+//! Bitmap commands: SETBIT, GETBIT, BITCOUNT, BITPOS, BITOP. BITFIELD is in `bitfield`.
 //!
-//! Bit 0 is the highest bit of the first byte.
+//! Bit 0 is the most significant bit of the first byte.
 
 use super::flag::{DENYOOM, FAST, READONLY, WRITE};
 use super::typed;
@@ -10,20 +10,20 @@ use crate::error::{Done, Error};
 use crate::events::class;
 
 const GROUP: &str = "bitmap";
-/// The longest string a bit can be set in.
+/// Maximum string length for SETBIT.
 const MAX_BYTES: i64 = 512 << 20;
 
-/// The commands of this file.
+/// Command table of this family.
 #[rustfmt::skip]
 pub(crate) const COMMANDS: &[Spec] = &[
-    Spec::new("setbit", 4, WRITE | DENYOOM, Keys::ONE, GROUP, "Sets or clears a bit", setbit),
-    Spec::new("getbit", 3, READONLY | FAST, Keys::ONE, GROUP, "Gives a bit", getbit),
-    Spec::new("bitcount", -2, READONLY, Keys::ONE, GROUP, "Counts the bits that are set", bitcount),
-    Spec::new("bitpos", -3, READONLY, Keys::ONE, GROUP, "Finds the first bit that is set or clear", bitpos),
-    Spec::new("bitop", -4, WRITE | DENYOOM, Keys::Range { first: 2, last: -1, step: 1 }, GROUP, "Joins strings bit by bit", bitop),
+    Spec::new("setbit", 4, WRITE | DENYOOM, Keys::ONE, GROUP, "Sets or clears the bit at offset of the string value. Creates the key if it doesn't exist.", setbit),
+    Spec::new("getbit", 3, READONLY | FAST, Keys::ONE, GROUP, "Returns a bit value by offset.", getbit),
+    Spec::new("bitcount", -2, READONLY, Keys::ONE, GROUP, "Counts the number of set bits (population counting) in a string.", bitcount),
+    Spec::new("bitpos", -3, READONLY, Keys::ONE, GROUP, "Finds the first set (1) or clear (0) bit in a string.", bitpos),
+    Spec::new("bitop", -4, WRITE | DENYOOM, Keys::Range { first: 2, last: -1, step: 1 }, GROUP, "Performs bitwise operations on multiple strings, and stores the result.", bitop),
 ];
 
-/// The number of a bit. `#n` counts in fields of `width` bits, where that is allowed.
+/// Parses a bit offset. `#n` counts in fields of `width` bits, where allowed.
 pub(crate) fn bit_offset(text: &[u8], width: Option<u32>) -> Result<u64, Error> {
     let bad = || Error::err("bit offset is not an integer or out of range");
     let (text, unit) = match (text.strip_prefix(b"#"), width) {
@@ -73,7 +73,7 @@ fn getbit(ctx: &mut Ctx<'_>) -> Done {
     Ok(())
 }
 
-/// BIT or BYTE.
+/// Parses BIT or BYTE.
 fn counts_bits(word: &[u8]) -> Result<bool, Error> {
     match word {
         word if word.eq_ignore_ascii_case(b"BIT") => Ok(true),
@@ -82,7 +82,7 @@ fn counts_bits(word: &[u8]) -> Result<bool, Error> {
     }
 }
 
-/// A range of bits from bounds in units of `unit` bits; `None` when it is empty.
+/// A bit range from bounds in units of `unit` bits; `None` if it is empty.
 fn bit_range(start: i64, end: i64, bytes: usize, unit: i64) -> Option<(usize, usize)> {
     let total = bytes as i64 * 8 / unit;
     let from_end = |at: i64| if at < 0 { total.saturating_add(at).max(0) } else { at };
@@ -90,7 +90,7 @@ fn bit_range(start: i64, end: i64, bytes: usize, unit: i64) -> Option<(usize, us
     (start <= end).then(|| ((start * unit) as usize, ((end + 1) * unit) as usize))
 }
 
-/// Byte `at` with everything outside the bits from `from` to `to` replaced by `outside`.
+/// Byte `at` with all bits outside `from` to `to` replaced by `outside`.
 fn masked(string: &[u8], at: usize, from: usize, to: usize, outside: bool) -> u8 {
     let mut inside = 0xffu8;
     if at == from / 8 {
@@ -168,7 +168,7 @@ fn bitpos(ctx: &mut Ctx<'_>) -> Done {
         None => -1,
         Some((from, to)) => match find(string, from, to, wanted) {
             Some(at) => at as i64,
-            // Behind a string whose end was not asked for there are zeros without end.
+            // Without an explicit end the string is treated as padded with zeros.
             None if !wanted && !end_given => to as i64,
             None => -1,
         },

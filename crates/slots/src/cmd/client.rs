@@ -1,4 +1,4 @@
-//! CLIENT: who is connected, and what they are called.
+//! CLIENT: connected clients, their names and flags.
 
 mod tracking;
 
@@ -155,12 +155,12 @@ pub(crate) const COMMANDS: &[Spec] = &[Spec::new(
     }),
 ])];
 
-/// Who hears of changes: 0 is the client itself, -1 nobody.
+/// The REDIRECT target of the tracking client: 0 for the client itself, -1 if tracking is disabled.
 fn redirect(ctx: &Ctx<'_>) -> i64 {
-    ctx.session.tracking.as_ref().map_or(-1, |wish| wish.redirect.unwrap_or(0) as i64)
+    ctx.session.tracking.as_ref().map_or(-1, |options| options.redirect.unwrap_or(0) as i64)
 }
 
-/// A name is printable and without spaces.
+/// A client name consists of printable characters without spaces.
 pub(super) fn check_name(name: &[u8]) -> Done {
     if name.iter().all(|c| (b'!'..=b'~').contains(c)) {
         return Ok(());
@@ -238,9 +238,9 @@ fn line(about: &About, now: i64) -> String {
         about.name,
         (now - about.since_ms) / 1_000,
         (now - about.last_ms) / 1_000,
-        about.listens[0],
-        about.listens[1],
-        about.listens[2],
+        about.subscribed[0],
+        about.subscribed[1],
+        about.subscribed[2],
         about.multi,
         about.request_bytes,
         about.last_command,
@@ -254,7 +254,7 @@ fn line(about: &About, now: i64) -> String {
 
 fn info(ctx: &mut Ctx<'_>) -> Done {
     let text = {
-        note(ctx, "client|info");
+        update_about(ctx, "client|info");
         line(&lock(&ctx.session.about), ctx.now)
     };
     ctx.out.verbatim(b"txt", format!("{text}\n").as_bytes());
@@ -278,7 +278,7 @@ fn list(ctx: &mut Ctx<'_>) -> Done {
             return Err(Error::SYNTAX);
         }
     }
-    note(ctx, "client|list");
+    update_about(ctx, "client|list");
     let mut text = String::new();
     for client in ctx.shared.clients().values() {
         let about = lock(&client.about);
@@ -298,8 +298,8 @@ fn list(ctx: &mut Ctx<'_>) -> Done {
     Ok(())
 }
 
-/// What the client that asks is doing right now.
-fn note(ctx: &Ctx<'_>, command: &'static str) {
+/// Updates the client description with the running command.
+fn update_about(ctx: &Ctx<'_>, command: &'static str) {
     let digits = |number: usize| number.max(1).ilog10() as usize + 1;
     let request: usize = ctx.args.iter().map(|arg| arg.len() + digits(arg.len()) + 5).sum();
     let mut about = lock(&ctx.session.about);

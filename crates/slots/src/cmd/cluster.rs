@@ -1,4 +1,4 @@
-//! CLUSTER: the slot map and the nodes, as clients and `redis-cli --cluster` ask for them.
+//! CLUSTER: the slot map and the nodes, as cluster clients and `redis-cli --cluster` request them.
 
 use std::fmt::Write as _;
 use std::sync::atomic::Ordering;
@@ -74,7 +74,7 @@ pub(crate) const COMMANDS: &[Spec] =
                 Ok(())
             },
         ),
-        // There is no gossip: whoever is in the cluster knows the others.
+        // There is no gossip: every member of the cluster knows the others, so MEET has nothing to do.
         ask(
             "cluster|meet",
             -4,
@@ -133,10 +133,10 @@ pub(crate) const COMMANDS: &[Spec] =
                 if !is_role(ctx, Role::Replica) {
                     return Err(Error::err("You should send CLUSTER FAILOVER to a replica"));
                 }
-                ops::ask(ctx, OpKind::Failover)
+                ops::submit(ctx, OpKind::Failover)
             },
         ),
-        // Who holds which shard is the controller's business; what is already so is granted.
+        // The controller places the replicas; a request that matches the current placement succeeds.
         ask("cluster|replicate", 3, ADMIN | STALE, "Configure a node as replica of a master node.", |ctx| {
             let shard = known_node(ctx, 2)?;
             if ctx.session.shard.as_ref().is_some_and(|mine| mine.index == shard)
@@ -234,7 +234,7 @@ fn change_slots(ctx: &mut Ctx<'_>, slots: Vec<u16>, change: fn(Vec<u16>) -> MapC
     if let Some(twice) = seen.windows(2).find(|pair| pair[0] == pair[1]) {
         return Err(Error::err(format_args!("Slot {} specified multiple times", twice[0])));
     }
-    ops::ask(ctx, OpKind::Map(change(slots)))
+    ops::submit(ctx, OpKind::Map(change(slots)))
 }
 
 fn slot_ranges(ctx: &Ctx<'_>) -> Result<Vec<u16>, Error> {
@@ -271,10 +271,10 @@ fn setslot(ctx: &mut Ctx<'_>) -> Done {
             ));
         }
     };
-    ops::ask(ctx, OpKind::Map(change))
+    ops::submit(ctx, OpKind::Map(change))
 }
 
-/// The shard of the primary that an argument names.
+/// The shard of the primary named by an argument.
 fn primary_node(ctx: &Ctx<'_>, at: usize) -> Result<u16, Error> {
     let id = String::from_utf8_lossy(ctx.arg(at)).into_owned();
     let view = ctx.shared.view.load();

@@ -1,4 +1,4 @@
-//! The connection itself: PING, ECHO, HELLO, AUTH, SELECT, QUIT, RESET, ASKING, READONLY, READWRITE.
+//! Connection commands: PING, ECHO, HELLO, AUTH, SELECT, QUIT, RESET, ASKING, READONLY, READWRITE.
 
 use moim_wire_resp::Protocol;
 
@@ -77,8 +77,8 @@ pub(crate) const COMMANDS: &[Spec] = &[
 ];
 
 fn ping(ctx: &mut Ctx<'_>) -> Done {
-    let listens = ctx.session.subscriptions > 0 && ctx.session.protocol == Protocol::Resp2;
-    match (ctx.argc(), listens) {
+    let is_subscriber = ctx.session.subscriptions > 0 && ctx.session.protocol == Protocol::Resp2;
+    match (ctx.argc(), is_subscriber) {
         (1, false) => ctx.out.simple("PONG"),
         (2, false) => ctx.out.bulk(ctx.arg(1)),
         (1 | 2, true) => {
@@ -91,8 +91,8 @@ fn ping(ctx: &mut Ctx<'_>) -> Done {
     Ok(())
 }
 
-/// Whether the name and the password are right. There is one user, `default`.
-fn admit(ctx: &mut Ctx<'_>, user: &[u8], password: &[u8]) -> Done {
+/// Checks the user name and the password. The only user is `default`.
+fn check_credentials(ctx: &mut Ctx<'_>, user: &[u8], password: &[u8]) -> Done {
     let wanted = ctx.shared.settings.get("requirepass").unwrap_or_default();
     let right = user == b"default" && (wanted.is_empty() || wanted.as_bytes() == password);
     if !right {
@@ -113,9 +113,9 @@ fn auth(ctx: &mut Ctx<'_>) -> Done {
         ));
     }
     if ctx.argc() == 2 {
-        admit(ctx, b"default", ctx.arg(1))?
+        check_credentials(ctx, b"default", ctx.arg(1))?
     } else {
-        admit(ctx, ctx.arg(1), ctx.arg(2))?
+        check_credentials(ctx, ctx.arg(1), ctx.arg(2))?
     }
     ctx.out.ok();
     Ok(())
@@ -137,7 +137,7 @@ fn hello(ctx: &mut Ctx<'_>) -> Done {
     let mut name = None;
     while at < ctx.argc() {
         if ctx.is(at, "AUTH") && at + 2 < ctx.argc() {
-            admit(ctx, ctx.arg(at + 1), ctx.arg(at + 2))?;
+            check_credentials(ctx, ctx.arg(at + 1), ctx.arg(at + 2))?;
             at += 3;
         } else if ctx.is(at, "SETNAME") && at + 1 < ctx.argc() {
             super::client::check_name(ctx.arg(at + 1))?;
@@ -157,7 +157,7 @@ fn hello(ctx: &mut Ctx<'_>) -> Done {
         super::client::set_name(ctx, name);
     }
     ctx.session.protocol = protocol;
-    ctx.shared.tracking.speak(ctx.session.id, protocol);
+    ctx.shared.tracking.set_protocol(ctx.session.id, protocol);
     lock(&ctx.session.about).protocol = if protocol == Protocol::Resp3 { 3 } else { 2 };
     ctx.out.set_protocol(protocol);
     ctx.out.map(7);
@@ -199,7 +199,7 @@ fn quit(ctx: &mut Ctx<'_>) -> Done {
 
 fn reset(ctx: &mut Ctx<'_>) -> Done {
     super::transaction::discard_all(ctx);
-    super::on_leave(ctx.shared, ctx.session);
+    super::on_disconnect(ctx.shared, ctx.session);
     let session = &mut *ctx.session;
     session.protocol = Protocol::Resp2;
     session.readonly = false;

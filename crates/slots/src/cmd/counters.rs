@@ -1,4 +1,4 @@
-//! Counting: INCR, DECR, INCRBY, DECRBY, INCRBYFLOAT.
+//! Counter commands: INCR, DECR, INCRBY, DECRBY, INCRBYFLOAT.
 
 use moim_wire_resp::number::parse_i64;
 
@@ -88,7 +88,7 @@ fn add_float(ctx: &mut Ctx<'_>) -> Done {
     let expires_at = ctx.db.expiry(key).flatten();
     ctx.db.set_str(key, text.as_bytes(), expires_at);
     ctx.changed_with(key, class::STRING, "incrbyfloat");
-    // Floats are not added again: another machine could round differently.
+    // The sum is propagated as SET: another machine could round a float differently.
     ctx.rewrite(&[b"SET", key, text.as_bytes(), b"KEEPTTL"]);
     ctx.out.bulk(text.as_bytes());
     Ok(())

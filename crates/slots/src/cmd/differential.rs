@@ -1,7 +1,7 @@
-//! The same random commands to our commands and to a real redis-server, answers compared; and what was recorded,
-//! replayed on an empty keyspace, gives the same values.
+//! Differential tests: the same random commands run here and on a real redis-server, and the replies are compared.
+//! The propagated effects, replayed on an empty keyspace, must give the same values.
 //!
-//! Skipped, with a word about it, where there is no `redis-server`.
+//! Skipped with a message if there is no `redis-server`.
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
@@ -10,7 +10,7 @@ use std::process::{Child, Command, Stdio};
 use bytes::BytesMut;
 use moim_wire_resp::{OwnedArgs, ReplyDecoder, Value, command};
 
-use super::trial::{Trial, show};
+use super::harness::{Harness, show};
 
 struct Redis {
     process: Child,
@@ -53,8 +53,8 @@ impl Redis {
         command::encode(&mut request, args);
         self.stream.write_all(&request).unwrap();
         loop {
-            if let Some(answer) = self.decoder.decode(&mut self.buffer).unwrap() {
-                return answer;
+            if let Some(reply) = self.decoder.decode(&mut self.buffer).unwrap() {
+                return reply;
             }
             let mut chunk = [0; 65536];
             let count = self.stream.read(&mut chunk).unwrap();
@@ -71,9 +71,10 @@ impl Drop for Redis {
     }
 }
 
-/// Words of a template: `K` a key, `Z` a key of a sorted set with equal scores, `H` one of a HyperLogLog, `F` a field or member, `V` a value, `I` an integer, `N` a small index, `S` a score,
-/// `B` a score bound, `L` a bound of members, `C` a small count; `a|b` one of several; `?x` perhaps `x`; a trailing `*`
-/// repeats the words since the last `(`.
+/// Placeholders of a template: `K` a key, `Z` a key of a sorted set with equal scores, `H` a HyperLogLog key, `F` a
+/// field or member, `V` a value, `I` an integer, `N` a small index, `S` a score, `B` a score bound, `L` a
+/// lexicographic bound, `C` a small count; `a|b` is one of several; `?x` is optional; a trailing `*` repeats the
+/// words since the last `(`.
 fn fill(template: &str, random: &mut fastrand::Rng) -> Vec<Vec<u8>> {
     let mut args = Vec::new();
     let words: Vec<&str> = template.split(' ').collect();
@@ -168,7 +169,7 @@ fn value(kind: &str, random: &mut fastrand::Rng) -> Vec<u8> {
     .into_bytes()
 }
 
-/// Streams with explicit ids, so that both clocks may say what they like.
+/// Streams with explicit ids, because the two clocks differ.
 const STREAMS: &[&str] = &[
     "xadd X A F V ( F V )*",
     "xadd X A F V ( F V )*",
@@ -240,8 +241,8 @@ const STREAMS: &[&str] = &[
     "set X v",
 ];
 
-/// Places.
-const PLACES: &[&str] = &[
+/// Geo commands.
+const GEO: &[&str] = &[
     "geoadd W ?nx|xx ?ch J Q F ( J Q F )*",
     "geoadd W J Q F",
     "geoadd W J Q F J",
@@ -432,8 +433,8 @@ const TEMPLATES: &[&str] = &[
     "zunionstore K N K",
 ];
 
-fn sorted(answer: Value) -> Value {
-    match answer {
+fn sorted(reply: Value) -> Value {
+    match reply {
         Value::Array(parts) => {
             let mut parts: Vec<Value> = parts.into_iter().map(sorted).collect();
             parts.sort_by_key(show);
@@ -443,11 +444,11 @@ fn sorted(answer: Value) -> Value {
     }
 }
 
-/// Everything in the keyspace, in words.
-fn dump(trial: &mut Trial, keys: &[String]) -> Vec<String> {
+/// A textual dump of the keyspace.
+fn dump(harness: &mut Harness, keys: &[String]) -> Vec<String> {
     let mut lines = Vec::new();
     for key in keys {
-        let kind = trial.run(&format!("type {key}"));
+        let kind = harness.run(&format!("type {key}"));
         let command = match kind.as_str() {
             "string" => "get K",
             "list" => "lrange K 0 -1",
@@ -458,15 +459,15 @@ fn dump(trial: &mut Trial, keys: &[String]) -> Vec<String> {
             _ => "exists K",
         };
         let args = OwnedArgs::from_slices(command.replace('K', key).split(' '));
-        let answer = trial.run_args(&args).unwrap();
+        let reply = harness.run_args(&args).unwrap();
         let is_ordered = matches!(kind.as_str(), "zset" | "list" | "stream");
-        lines.push(format!("{key} {kind} {}", show(&if is_ordered { answer } else { sorted(answer) })));
+        lines.push(format!("{key} {kind} {}", show(&if is_ordered { reply } else { sorted(reply) })));
     }
     lines
 }
 
-/// Takes every value from us to Redis and from there to another of us, by DUMP and RESTORE.
-fn carry_over(ours: &mut Trial, redis: &mut Redis, copy: &mut Trial, keys: &[String]) {
+/// Copies every value to Redis and from there to another keyspace of ours, by DUMP and RESTORE.
+fn copy_through_dump(ours: &mut Harness, redis: &mut Redis, copy: &mut Harness, keys: &[String]) {
     for key in keys.iter().map(String::as_bytes) {
         let Some(Value::Bulk(payload)) = ours.run_args(&OwnedArgs::from_slices([b"dump", key])) else {
             continue;
@@ -482,10 +483,10 @@ fn carry_over(ours: &mut Trial, redis: &mut Redis, copy: &mut Trial, keys: &[Str
     }
 }
 
-/// What two clocks and two ways of keeping entries must not agree on.
-fn without_times(words: &str, answer: Value) -> Value {
+/// Removes the parts of a reply that depend on the clock or on the internal representation.
+fn without_times(words: &str, reply: Value) -> Value {
     let is_pending = words.starts_with("xpending");
-    match answer {
+    match reply {
         Value::Array(parts) if words.starts_with('x') => {
             let is_about = |at: usize| {
                 let name = at.checked_sub(1).and_then(|at| parts.get(at));
@@ -503,16 +504,16 @@ fn without_times(words: &str, answer: Value) -> Value {
     }
 }
 
-/// Sends the same commands to both, and now and then replays and carries over what there is.
+/// Runs the same commands on both, and periodically replays the effects and copies all values.
 fn compare(templates: &[&str], keys: &[String], rounds: usize) {
     let Some(mut redis) = Redis::start() else {
-        eprintln!("skipped: no redis-server here");
+        moim_base::require::skip("redis", "redis-server is not on PATH");
         return;
     };
     let number = |name: &str| std::env::var(name).ok().and_then(|n| n.parse().ok());
     let rounds = number("MOIM_DIFFERENTIAL_ROUNDS").map_or(rounds, |rounds| rounds as usize);
     let mut random = fastrand::Rng::with_seed(number("MOIM_DIFFERENTIAL_SEED").unwrap_or(42));
-    let (mut ours, mut copy) = (Trial::new(), Trial::new());
+    let (mut ours, mut copy) = (Harness::new(), Harness::new());
     let mut wrong = Vec::new();
     for round in 0..rounds {
         let template = templates[random.usize(..templates.len())];
@@ -523,17 +524,17 @@ fn compare(templates: &[&str], keys: &[String], rounds: usize) {
         let args = fill(template, &mut random);
         let words: Vec<_> = args.iter().map(|arg| String::from_utf8_lossy(arg).into_owned()).collect();
         let words = words.join(" ");
-        let answer = ours.run_args(&OwnedArgs::from_slices(&args)).unwrap_or(Value::Null);
+        let reply = ours.run_args(&OwnedArgs::from_slices(&args)).unwrap_or(Value::Null);
         let wanted = redis.run(&args);
-        let (answer, wanted) = match unordered {
-            true => (sorted(answer), sorted(wanted)),
-            false => (without_times(&words, answer), without_times(&words, wanted)),
+        let (reply, wanted) = match unordered {
+            true => (sorted(reply), sorted(wanted)),
+            false => (without_times(&words, reply), without_times(&words, wanted)),
         };
-        let (answer, wanted) = (show(&answer), show(&wanted));
-        if answer != wanted {
-            wrong.push(format!("round {round}: {words}\n   ours {answer}\n  redis {wanted}"));
+        let (reply, wanted) = (show(&reply), show(&wanted));
+        if reply != wanted {
+            wrong.push(format!("round {round}: {words}\n   ours {reply}\n  redis {wanted}"));
         }
-        // One difference leads to others: the first few tell what is wrong.
+        // One difference leads to others: the first few identify the problem.
         if wrong.len() == 8 {
             break;
         }
@@ -542,88 +543,92 @@ fn compare(templates: &[&str], keys: &[String], rounds: usize) {
                 ours.replay(&mut copy);
             }
             assert_eq!(dump(&mut ours, keys), dump(&mut copy, keys), "after round {round}");
-            carry_over(&mut ours, &mut redis, &mut copy, keys);
-            assert_eq!(dump(&mut ours, keys), dump(&mut copy, keys), "carried over after round {round}");
+            copy_through_dump(&mut ours, &mut redis, &mut copy, keys);
+            assert_eq!(
+                dump(&mut ours, keys),
+                dump(&mut copy, keys),
+                "copied by DUMP and RESTORE after round {round}"
+            );
         }
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
 #[test]
-fn answers_are_those_of_redis() {
+fn replies_match_redis() {
     compare(TEMPLATES, &["k0", "k1", "k2", "k3", "k4", "k5"].map(String::from), 4_000);
 }
 
 #[test]
-fn streams_answer_as_in_redis() {
+fn stream_replies_match_redis() {
     compare(STREAMS, &["x0", "x1", "x2"].map(String::from), 2_000);
 }
 
 #[test]
-fn places_answer_as_in_redis() {
-    compare(PLACES, &["w0", "w1"].map(String::from), 1_500);
+fn geo_replies_match_redis() {
+    compare(GEO, &["w0", "w1"].map(String::from), 1_500);
 }
 
 #[test]
-fn edges_answer_as_in_redis() {
+fn edge_case_replies_match_redis() {
     let Some(mut redis) = Redis::start() else {
-        eprintln!("skipped: no redis-server here");
+        moim_base::require::skip("redis", "redis-server is not on PATH");
         return;
     };
-    let mut ours = Trial::new();
+    let mut ours = Harness::new();
     let mut wrong = Vec::new();
     for line in include_str!("edges.txt").lines() {
         let args: Vec<Vec<u8>> = line.split(' ').map(|word| word.as_bytes().to_vec()).collect();
-        let answer = ours.run_args(&OwnedArgs::from_slices(&args)).map_or("(waits)".into(), |a| show(&a));
+        let reply = ours.run_args(&OwnedArgs::from_slices(&args)).map_or("(waits)".into(), |a| show(&a));
         let wanted = show(&redis.run(&args));
-        if answer != wanted {
-            wrong.push(format!("{line}\n   ours {answer}\n  redis {wanted}"));
+        if reply != wanted {
+            wrong.push(format!("{line}\n   ours {reply}\n  redis {wanted}"));
         }
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
-/// First key, last key and step of every command, as `COMMAND` shows them.
+/// First key, last key and step of every command, as COMMAND shows them.
 #[test]
-fn first_keys_in_command_are_those_of_redis() {
+fn command_key_positions_match_redis() {
     let Some(mut redis) = Redis::start() else {
-        eprintln!("skipped: no redis-server here");
+        moim_base::require::skip("redis", "redis-server is not on PATH");
         return;
     };
-    let mut ours = Trial::new();
+    let mut ours = Harness::new();
     let mut wrong = Vec::new();
     for spec in super::all() {
         let args = [b"command".to_vec(), b"info".to_vec(), spec.name.as_bytes().to_vec()];
-        let positions = |answer: Value| match answer {
+        let positions = |reply: Value| match reply {
             Value::Array(found) => match found.first() {
                 Some(Value::Array(parts)) => Some([3, 4, 5].map(|at| show(&parts[at]))),
                 _ => None,
             },
             _ => None,
         };
-        let answer = positions(ours.run_args(&OwnedArgs::from_slices(&args)).unwrap());
+        let reply = positions(ours.run_args(&OwnedArgs::from_slices(&args)).unwrap());
         let wanted = positions(redis.run(&args));
-        if wanted.is_some() && answer != wanted {
-            wrong.push(format!("{}: ours {answer:?}, redis {wanted:?}", spec.name));
+        if wanted.is_some() && reply != wanted {
+            wrong.push(format!("{}: ours {reply:?}, redis {wanted:?}", spec.name));
         }
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
 #[test]
-fn scripts_answer_as_in_redis() {
+fn script_replies_match_redis() {
     let Some(mut redis) = Redis::start() else {
-        eprintln!("skipped: no redis-server here");
+        moim_base::require::skip("redis", "redis-server is not on PATH");
         return;
     };
-    let mut ours = Trial::new();
+    let mut ours = Harness::new();
     let mut wrong = Vec::new();
     for script in include_str!("scripts.txt").lines() {
         let command = ["eval", script, "3", "{k}1", "{k}2", "{k}3", "first", "second"];
-        let answer = show(&ours.run_args(&OwnedArgs::from_slices(command)).unwrap());
+        let reply = show(&ours.run_args(&OwnedArgs::from_slices(command)).unwrap());
         let wanted = show(&redis.run(&command.map(|word| word.as_bytes().to_vec())));
-        if answer != wanted {
-            wrong.push(format!("{script}\n   ours {answer}\n  redis {wanted}"));
+        if reply != wanted {
+            wrong.push(format!("{script}\n   ours {reply}\n  redis {wanted}"));
         }
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));

@@ -1,4 +1,4 @@
-//! DUMP and RESTORE: a value as a payload that any Redis reads.
+//! DUMP and RESTORE: a value as an RDB payload that any Redis can read.
 
 use super::flag::{ASKING, DENYOOM, READONLY, WRITE};
 use super::{Keys, Spec};
@@ -9,15 +9,15 @@ use crate::keyspace::Item;
 use crate::rdb::{self, Object, ObjectRef};
 use crate::value::Value;
 
-/// The commands of this file.
+/// Command table of this family.
 #[rustfmt::skip]
 pub(crate) const COMMANDS: &[Spec] = &[
-    Spec::new("dump", 2, READONLY, Keys::ONE, "generic", "Gives a value as a payload", dump),
-    Spec::new("restore", -4, WRITE | DENYOOM, Keys::ONE, "generic", "Makes a key from a payload", restore),
-    Spec::new("restore-asking", -4, WRITE | DENYOOM | ASKING, Keys::ONE, "server", "Makes a key from a payload while its slot moves here", restore),
+    Spec::new("dump", 2, READONLY, Keys::ONE, "generic", "Returns a serialized representation of the value stored at a key.", dump),
+    Spec::new("restore", -4, WRITE | DENYOOM, Keys::ONE, "generic", "Creates a key from the serialized representation of a value.", restore),
+    Spec::new("restore-asking", -4, WRITE | DENYOOM | ASKING, Keys::ONE, "server", "An internal command for migrating keys in a cluster.", restore),
 ];
 
-/// The payload of what a key holds.
+/// The DUMP payload of a value.
 pub(crate) fn payload(item: Item<'_>) -> Vec<u8> {
     rdb::dump(match item {
         Item::Str(string) => ObjectRef::String(string),
@@ -106,7 +106,7 @@ fn restore(ctx: &mut Ctx<'_>) -> Done {
         Object::Zset(zset) => ctx.db.put(key, Value::Zset(zset), expires_at),
         Object::Stream(stream) => ctx.db.put(key, Value::Stream(stream), expires_at),
     }
-    note_use(ctx, key, &options);
+    set_access_hint(ctx, key, &options);
     ctx.changed_with(key, class::GENERIC, "restore");
     ctx.ready(key);
     let at = expires_at.unwrap_or(0).to_string();
@@ -114,8 +114,8 @@ fn restore(ctx: &mut Ctx<'_>) -> Done {
     Ok(())
 }
 
-/// What the payload's sender knew about its use: a hint for eviction, which is not recorded.
-fn note_use(ctx: &mut Ctx<'_>, key: &[u8], options: &Options) {
+/// Applies IDLETIME or FREQ, a hint for eviction that is not propagated.
+fn set_access_hint(ctx: &mut Ctx<'_>, key: &[u8], options: &Options) {
     if let Some(frequency) = options.frequency {
         ctx.db.set_frequency(key, frequency);
     }

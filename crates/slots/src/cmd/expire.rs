@@ -1,4 +1,4 @@
-//! When keys go: EXPIRE, PEXPIRE, EXPIREAT, PEXPIREAT, TTL, PTTL, EXPIRETIME, PEXPIRETIME, PERSIST.
+//! Key expiration: EXPIRE, PEXPIRE, EXPIREAT, PEXPIREAT, TTL, PTTL, EXPIRETIME, PEXPIRETIME, PERSIST.
 
 use super::{Keys, Spec, flag::*};
 use crate::ctx::{Ctx, Mode};
@@ -155,12 +155,12 @@ fn expire(ctx: &mut Ctx<'_>, in_seconds: bool, is_moment: bool) -> Done {
 }
 
 fn time(ctx: &mut Ctx<'_>, show: fn(i64, i64) -> i64) -> Done {
-    let answer = match ctx.db.expiry(ctx.arg(1)) {
+    let reply = match ctx.db.expiry(ctx.arg(1)) {
         None => -2,
         Some(None) => -1,
         Some(Some(at)) => show(at, ctx.now).max(0),
     };
-    ctx.out.integer(answer);
+    ctx.out.integer(reply);
     Ok(())
 }
 

@@ -1,11 +1,11 @@
-//! FUNCTION and FCALL: libraries of functions that are part of the data.
+//! FUNCTION and FCALL: function libraries, which are part of the data set.
 
 use super::flag::{
     ALLOW_BUSY, DENYOOM, LOADING, MAY_REPLICATE, NO_MANDATORY_KEYS, NOSCRIPT, READONLY, SKIP_MONITOR, STALE,
     WRITE,
 };
 use super::scan::glob;
-use super::scripting::{leaves, left, parts};
+use super::scripting::{maybe_offload, on_outcome, parts};
 use super::{Keys, Spec, help, unknown_subcommand};
 use crate::ctx::{Ctx, Mode};
 use crate::error::{Done, Error};
@@ -18,23 +18,23 @@ const KEYS: Keys = Keys::Counted { at: 2, also: 0 };
 const RUNS: u32 = NOSCRIPT | SKIP_MONITOR | MAY_REPLICATE | NO_MANDATORY_KEYS | STALE;
 const READS: u32 = NOSCRIPT | SKIP_MONITOR | NO_MANDATORY_KEYS | STALE | READONLY;
 
-/// The commands of this file.
+/// Command table of this family.
 #[rustfmt::skip]
 pub(crate) const COMMANDS: &[Spec] = &[
-    Spec::new("fcall", -3, RUNS, KEYS, GROUP, "Runs a function", |ctx| fcall(ctx, false)),
-    Spec::new("fcall_ro", -3, READS, KEYS, GROUP, "Runs a function that does not write", |ctx| fcall(ctx, true)),
-    Spec::new("function", -2, 0, Keys::None, GROUP, "Manages libraries of functions", |ctx| Err(unknown_subcommand(&ctx.args))).with(&[
-        Spec::new("function|load", -3, NOSCRIPT | WRITE | DENYOOM, Keys::None, GROUP, "Loads a library", load),
-        Spec::new("function|delete", 3, NOSCRIPT | WRITE, Keys::None, GROUP, "Forgets a library", delete),
-        Spec::new("function|flush", -2, NOSCRIPT | WRITE, Keys::None, GROUP, "Forgets all libraries", flush),
-        Spec::new("function|list", -2, NOSCRIPT, Keys::None, GROUP, "Lists libraries and their functions", list),
-        Spec::new("function|dump", 2, NOSCRIPT, Keys::None, GROUP, "Gives all libraries as a payload", dump),
-        Spec::new("function|restore", -3, NOSCRIPT | WRITE | DENYOOM, Keys::None, GROUP, "Loads the libraries of a payload", restore),
-        Spec::new("function|kill", 2, NOSCRIPT | ALLOW_BUSY, Keys::None, GROUP, "Ends the function that runs", |_| {
+    Spec::new("fcall", -3, RUNS, KEYS, GROUP, "Invokes a function.", |ctx| fcall(ctx, false)),
+    Spec::new("fcall_ro", -3, READS, KEYS, GROUP, "Invokes a read-only function.", |ctx| fcall(ctx, true)),
+    Spec::new("function", -2, 0, Keys::None, GROUP, "A container for function commands.", |ctx| Err(unknown_subcommand(&ctx.args))).with(&[
+        Spec::new("function|load", -3, NOSCRIPT | WRITE | DENYOOM, Keys::None, GROUP, "Creates a library.", load),
+        Spec::new("function|delete", 3, NOSCRIPT | WRITE, Keys::None, GROUP, "Deletes a library and its functions.", delete),
+        Spec::new("function|flush", -2, NOSCRIPT | WRITE, Keys::None, GROUP, "Deletes all libraries and functions.", flush),
+        Spec::new("function|list", -2, NOSCRIPT, Keys::None, GROUP, "Returns information about all libraries.", list),
+        Spec::new("function|dump", 2, NOSCRIPT, Keys::None, GROUP, "Dumps all libraries into a serialized binary payload.", dump),
+        Spec::new("function|restore", -3, NOSCRIPT | WRITE | DENYOOM, Keys::None, GROUP, "Restores all libraries from a payload.", restore),
+        Spec::new("function|kill", 2, NOSCRIPT | ALLOW_BUSY, Keys::None, GROUP, "Terminates a function during execution.", |_| {
             Err(Error::coded("NOTBUSY No scripts in execution right now."))
         }),
-        Spec::new("function|stats", 2, NOSCRIPT | ALLOW_BUSY, Keys::None, GROUP, "Says which function runs", stats),
-        Spec::new("function|help", 2, LOADING | STALE, Keys::None, GROUP, "Shows what there is", |ctx| help(ctx, HELP)),
+        Spec::new("function|stats", 2, NOSCRIPT | ALLOW_BUSY, Keys::None, GROUP, "Returns information about a function during execution.", stats),
+        Spec::new("function|help", 2, LOADING | STALE, Keys::None, GROUP, "Returns helpful text about the different subcommands.", |ctx| help(ctx, HELP)),
     ]),
 ];
 
@@ -105,14 +105,14 @@ fn fcall(ctx: &mut Ctx<'_>, read_only: bool) -> Done {
             ));
         }
     }
-    if leaves(ctx, &format!("{}:{name}", library.sha)) {
+    if maybe_offload(ctx, &format!("{}:{name}", library.sha)) {
         return Ok(());
     }
-    let ran = library::run(ctx, &library, &name, &keys, &args, read_only || flags & NO_WRITES != 0)?;
-    left(ctx, ran)
+    let outcome = library::run(ctx, &library, &name, &keys, &args, read_only || flags & NO_WRITES != 0)?;
+    on_outcome(ctx, outcome)
 }
 
-/// The libraries are others now: what is recorded is their code.
+/// Signals that the libraries changed; their code is propagated.
 fn changed(ctx: &mut Ctx<'_>, record: &[&[u8]]) {
     ctx.dirty += 1;
     ctx.rewrite(record);
@@ -250,7 +250,7 @@ fn restore(ctx: &mut Ctx<'_>) -> Done {
         rdb::RestoreError::Footer => Error::err("DUMP payload version or checksum are wrong"),
         rdb::RestoreError::Body => Error::err("failed loading the given functions payload"),
     })?;
-    // All or none.
+    // Atomic: all libraries are restored or none.
     let mut all = if flushes { Functions::default() } else { ctx.db.functions.clone() };
     for code in &codes {
         all.add(library::load(code, Some(&ctx.shared.clock))?, replaces)
@@ -263,7 +263,7 @@ fn restore(ctx: &mut Ctx<'_>) -> Done {
     Ok(())
 }
 
-/// A function that runs holds the shard, so that nobody is told about it here.
+/// Reports no running function: while one runs it holds the shard, and `busy` serves FUNCTION STATS.
 fn stats(ctx: &mut Ctx<'_>) -> Done {
     ctx.out.map(2);
     ctx.out.bulk(b"running_script");

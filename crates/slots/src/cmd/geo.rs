@@ -1,4 +1,4 @@
-//! GEOADD and the searches for places: members of a sorted set whose scores are positions ([`area`]).
+//! Geo commands: GEOADD and the searches. Positions are the scores of sorted set members ([`area`]).
 
 mod area;
 
@@ -17,22 +17,22 @@ const GROUP: &str = "geo";
 const STORES: Keys = Keys::Found { first: 1, find: keys_with_store };
 const RADIUS: u32 = WRITE | DENYOOM | MOVABLEKEYS;
 
-/// The commands of this file.
+/// Command table of this family.
 #[rustfmt::skip]
 pub(crate) const COMMANDS: &[Spec] = &[
-    Spec::new("geoadd", -5, WRITE | DENYOOM, Keys::ONE, GROUP, "Adds places", geoadd),
-    Spec::new("geodist", -4, READONLY, Keys::ONE, GROUP, "Gives the distance between two places", geodist),
-    Spec::new("geohash", -2, READONLY, Keys::ONE, GROUP, "Gives places as geohashes", geohash),
-    Spec::new("geopos", -2, READONLY, Keys::ONE, GROUP, "Gives longitudes and latitudes", geopos),
-    Spec::new("georadius", -6, RADIUS, STORES, GROUP, "Finds places around a point", |ctx| search(ctx, Form::Around { stores: true })),
-    Spec::new("georadius_ro", -6, READONLY, Keys::ONE, GROUP, "Finds places around a point", |ctx| search(ctx, Form::Around { stores: false })),
-    Spec::new("georadiusbymember", -5, RADIUS, STORES, GROUP, "Finds places around a place", |ctx| search(ctx, Form::AroundMember { stores: true })),
-    Spec::new("georadiusbymember_ro", -5, READONLY, Keys::ONE, GROUP, "Finds places around a place", |ctx| search(ctx, Form::AroundMember { stores: false })),
-    Spec::new("geosearch", -7, READONLY, Keys::ONE, GROUP, "Finds places in an area", |ctx| search(ctx, Form::Search)),
-    Spec::new("geosearchstore", -8, WRITE | DENYOOM, Keys::TWO, GROUP, "Keeps the places in an area at another key", |ctx| search(ctx, Form::SearchStore)),
+    Spec::new("geoadd", -5, WRITE | DENYOOM, Keys::ONE, GROUP, "Adds one or more members to a geospatial index.", geoadd),
+    Spec::new("geodist", -4, READONLY, Keys::ONE, GROUP, "Returns the distance between two members of a geospatial index.", geodist),
+    Spec::new("geohash", -2, READONLY, Keys::ONE, GROUP, "Returns members from a geospatial index as geohash strings.", geohash),
+    Spec::new("geopos", -2, READONLY, Keys::ONE, GROUP, "Returns the longitude and latitude of members from a geospatial index.", geopos),
+    Spec::new("georadius", -6, RADIUS, STORES, GROUP, "Queries a geospatial index for members within a distance from a coordinate, optionally stores the result.", |ctx| search(ctx, Form::Around { stores: true })),
+    Spec::new("georadius_ro", -6, READONLY, Keys::ONE, GROUP, "Returns members from a geospatial index that are within a distance from a coordinate.", |ctx| search(ctx, Form::Around { stores: false })),
+    Spec::new("georadiusbymember", -5, RADIUS, STORES, GROUP, "Queries a geospatial index for members within a distance from a member, optionally stores the result.", |ctx| search(ctx, Form::AroundMember { stores: true })),
+    Spec::new("georadiusbymember_ro", -5, READONLY, Keys::ONE, GROUP, "Returns members from a geospatial index that are within a distance from a member.", |ctx| search(ctx, Form::AroundMember { stores: false })),
+    Spec::new("geosearch", -7, READONLY, Keys::ONE, GROUP, "Queries a geospatial index for members inside an area of a box or a circle.", |ctx| search(ctx, Form::Search)),
+    Spec::new("geosearchstore", -8, WRITE | DENYOOM, Keys::TWO, GROUP, "Queries a geospatial index for members inside an area of a box or a circle, optionally stores the result.", |ctx| search(ctx, Form::SearchStore)),
 ];
 
-/// The key, and the one that STORE or STOREDIST names last.
+/// The source key, and the last STORE or STOREDIST key.
 fn keys_with_store(args: &Args<'_>, into: &mut Vec<usize>) {
     into.push(1);
     let stores =
@@ -52,7 +52,7 @@ fn point(ctx: &Ctx<'_>, at: usize) -> Result<Point, Error> {
     )))
 }
 
-/// Metres in a unit.
+/// Metres per unit.
 fn unit(text: &[u8]) -> Result<f64, Error> {
     match text.to_ascii_lowercase().as_slice() {
         b"m" => Ok(1.0),
@@ -63,13 +63,13 @@ fn unit(text: &[u8]) -> Result<f64, Error> {
     }
 }
 
-/// Four digits behind the point.
+/// Writes a distance with four decimal places.
 fn write_distance(out: &mut Encoder<'_>, distance: f64) {
     let scaled = (distance * 10_000.0).round_ties_even() as i64;
     out.bulk(format!("{}.{:04}", scaled / 10_000, scaled % 10_000).as_bytes());
 }
 
-/// A coordinate with up to 17 digits behind the point.
+/// Writes a coordinate with up to 17 decimal places.
 fn write_coordinate(out: &mut Encoder<'_>, degrees: f64) {
     let text = format!("{degrees:.17}");
     let text = text.trim_end_matches('0').trim_end_matches('.');
@@ -86,7 +86,7 @@ fn write_point(out: &mut Encoder<'_>, point: Point) {
     write_coordinate(out, point.latitude);
 }
 
-/// It becomes a ZADD, which does and records the work.
+/// Delegates to ZADD, which is propagated instead.
 fn geoadd(ctx: &mut Ctx<'_>) -> Done {
     let mut first = 2;
     let (mut only_new, mut only_old) = (false, false);
@@ -112,11 +112,11 @@ fn geoadd(ctx: &mut Ctx<'_>) -> Done {
     if !spec.takes(words.len()) {
         return Err(Error::arity("geoadd"));
     }
-    ctx.pass_on(spec, &OwnedArgs::from_slices(&words))
+    ctx.delegate_to(spec, &OwnedArgs::from_slices(&words))
 }
 
-/// Where the member that an argument names is.
-fn place(zset: Option<&Zset>, member: &[u8]) -> Option<Point> {
+/// The position of a member.
+fn position(zset: Option<&Zset>, member: &[u8]) -> Option<Point> {
     zset.and_then(|zset| zset.score(member)).map(Point::of_score)
 }
 
@@ -128,7 +128,7 @@ fn geodist(ctx: &mut Ctx<'_>) -> Done {
     };
     let (one, other) = (ctx.arg(2), ctx.arg(3));
     let zset = typed::get::<Zset>(ctx.db, ctx.arg(1))?;
-    match (place(zset, one), place(zset, other)) {
+    match (position(zset, one), position(zset, other)) {
         (Some(one), Some(other)) => write_distance(&mut ctx.out, one.distance(other) / metres),
         _ => ctx.out.null(),
     }
@@ -140,7 +140,7 @@ fn geohash(ctx: &mut Ctx<'_>) -> Done {
     let zset = typed::get::<Zset>(ctx.db, ctx.arg(1))?;
     ctx.out.array(members.len());
     for member in members {
-        match place(zset, member) {
+        match position(zset, member) {
             Some(point) => ctx.out.bulk(&point.geohash()),
             None => ctx.out.null(),
         }
@@ -153,7 +153,7 @@ fn geopos(ctx: &mut Ctx<'_>) -> Done {
     let zset = typed::get::<Zset>(ctx.db, ctx.arg(1))?;
     ctx.out.array(members.len());
     for member in members {
-        match place(zset, member) {
+        match position(zset, member) {
             Some(point) => write_point(&mut ctx.out, point),
             None => ctx.out.null_array(),
         }
@@ -161,7 +161,7 @@ fn geopos(ctx: &mut Ctx<'_>) -> Done {
     Ok(())
 }
 
-/// Which of the searches it is.
+/// The variants of the search commands.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Form {
     Around { stores: bool },
@@ -179,7 +179,7 @@ impl Form {
         matches!(self, Form::Around { stores: true } | Form::AroundMember { stores: true })
     }
 
-    /// Where the key is, and where options begin.
+    /// Positions of the key and of the first option.
     fn layout(self) -> (usize, usize) {
         match self {
             Form::Around { .. } => (1, 6),
@@ -196,10 +196,10 @@ enum Order {
     Descending,
 }
 
-/// What a search asks for.
+/// The parsed search.
 struct Query<'a> {
     centre: Option<Point>,
-    /// The centre is a member of a key that is not there: nothing is found.
+    /// The centre is a member of a key that does not exist: the result is empty.
     is_nowhere: bool,
     shape: Option<Shape>,
     metres: f64,
@@ -213,7 +213,7 @@ struct Query<'a> {
     store_distances: bool,
 }
 
-/// A place that was found.
+/// A member found by a search.
 struct Found {
     member: Vec<u8>,
     score: f64,
@@ -240,11 +240,11 @@ fn rectangle(ctx: &Ctx<'_>, at: usize) -> Result<(Shape, f64), Error> {
     Ok((Shape::Box { width: width * metres, height: height * metres }, metres))
 }
 
-/// The place of a member that must be there if its key is.
-fn member_place(ctx: &Ctx<'_>, key: &[u8], member: &[u8]) -> Result<Option<Point>, Error> {
+/// The position of a member, which must exist if its key does.
+fn member_position(ctx: &Ctx<'_>, key: &[u8], member: &[u8]) -> Result<Option<Point>, Error> {
     match typed::peek::<Zset>(ctx.db, key)? {
         None => Ok(None),
-        zset => match place(zset, member) {
+        zset => match position(zset, member) {
             None => Err(Error::err("could not decode requested zset member")),
             found => Ok(found),
         },
@@ -275,7 +275,7 @@ fn query<'a>(ctx: &Ctx<'a>, form: Form) -> Result<Query<'a>, Error> {
             (query.shape, query.metres) = (Some(shape), metres);
         }
         Form::AroundMember { .. } => {
-            query.centre = member_place(ctx, key, ctx.arg(2))?;
+            query.centre = member_position(ctx, key, ctx.arg(2))?;
             if query.centre.is_some() {
                 let (shape, metres) = circle(ctx, 3)?;
                 (query.shape, query.metres) = (Some(shape), metres);
@@ -291,7 +291,7 @@ fn query<'a>(ctx: &Ctx<'a>, form: Form) -> Result<Query<'a>, Error> {
     Ok(query)
 }
 
-/// Reads the option at `at`; gives how many arguments it took.
+/// Parses the option at `at`; returns the number of arguments consumed.
 fn option<'a>(
     ctx: &Ctx<'a>,
     form: Form,
@@ -323,7 +323,7 @@ fn option<'a>(
         }
         b"storedist" if form == Form::SearchStore => query.store_distances = true,
         b"frommember" if more >= 1 && searches && (query.centre.is_none() || query.is_nowhere) => {
-            query.centre = member_place(ctx, key, ctx.arg(at + 1))?;
+            query.centre = member_position(ctx, key, ctx.arg(at + 1))?;
             query.is_nowhere = query.centre.is_none();
             return Ok(2);
         }
@@ -370,7 +370,7 @@ fn check(ctx: &Ctx<'_>, form: Form, query: &Query<'_>) -> Done {
     Ok(())
 }
 
-/// The places in the area, in the order that was asked for.
+/// The members in the area, in the requested order.
 fn find(zset: &Zset, query: &Query<'_>) -> Vec<Found> {
     let (Some(centre), Some(shape)) = (query.centre, query.shape) else { return Vec::new() };
     let most = if query.any { query.count } else { usize::MAX };
@@ -391,7 +391,7 @@ fn find(zset: &Zset, query: &Query<'_>) -> Vec<Found> {
 }
 
 fn sorted(mut found: Vec<Found>, query: &Query<'_>) -> Vec<Found> {
-    // So many of any order would be so many by chance.
+    // COUNT without an order would return arbitrary members.
     let order = query.order.or((query.count > 0 && !query.any).then_some(Order::Ascending));
     match order {
         Some(Order::Ascending) => found.sort_by(|a, b| a.distance.total_cmp(&b.distance)),
@@ -438,7 +438,7 @@ fn show(ctx: &mut Ctx<'_>, found: &[Found], query: &Query<'_>) {
     }
 }
 
-/// Keeps what was found. The scores are recorded: another machine may round a distance otherwise.
+/// Stores the result. The scores are propagated: another machine may round a distance differently.
 fn store(ctx: &mut Ctx<'_>, form: Form, to: &[u8], found: &[Found], query: &Query<'_>) {
     let limits = ctx.limits();
     let mut zset = Zset::new();

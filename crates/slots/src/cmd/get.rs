@@ -1,4 +1,4 @@
-//! Reading strings: GET, MGET, GETDEL, GETEX, GETSET, STRLEN.
+//! String reads: GET, MGET, GETDEL, GETEX, GETSET, STRLEN.
 
 use super::set::{Expiry, expiry_option};
 use super::{Keys, Spec, flag::*};
@@ -56,18 +56,18 @@ pub(crate) const COMMANDS: &[Spec] = &[
     ),
 ];
 
-/// Answers with the string at a key, or null. Answers whether it was there.
-pub(super) fn answer_string(ctx: &mut Ctx<'_>, key: &[u8]) -> Result<bool, Error> {
+/// Replies with the string at a key, or null. Returns whether the key exists.
+pub(super) fn reply_string(ctx: &mut Ctx<'_>, key: &[u8]) -> Result<bool, Error> {
     match ctx.db.touch(key) {
         Some(Item::Str(string)) => {
             ctx.out.bulk(string);
-            ctx.events.tallies.counts.hits += 1;
+            ctx.events.command_stats.counts.hits += 1;
             Ok(true)
         }
         Some(Item::Value(_)) => Err(Error::WRONG_TYPE),
         None => {
             ctx.out.null();
-            ctx.events.tallies.counts.misses += 1;
+            ctx.events.command_stats.counts.misses += 1;
             ctx.events.notify(class::MISS, "keymiss", key);
             Ok(false)
         }
@@ -75,7 +75,7 @@ pub(super) fn answer_string(ctx: &mut Ctx<'_>, key: &[u8]) -> Result<bool, Error
 }
 
 fn get(ctx: &mut Ctx<'_>) -> Done {
-    answer_string(ctx, ctx.arg(1)).map(drop)
+    reply_string(ctx, ctx.arg(1)).map(drop)
 }
 
 fn mget(ctx: &mut Ctx<'_>) -> Done {
@@ -84,11 +84,11 @@ fn mget(ctx: &mut Ctx<'_>) -> Done {
         match ctx.db.touch(key) {
             Some(Item::Str(string)) => {
                 ctx.out.bulk(string);
-                ctx.events.tallies.counts.hits += 1;
+                ctx.events.command_stats.counts.hits += 1;
             }
             _ => {
                 ctx.out.null();
-                ctx.events.tallies.counts.misses += 1;
+                ctx.events.command_stats.counts.misses += 1;
             }
         }
     }
@@ -97,7 +97,7 @@ fn mget(ctx: &mut Ctx<'_>) -> Done {
 
 fn getdel(ctx: &mut Ctx<'_>) -> Done {
     let key = ctx.arg(1);
-    if answer_string(ctx, key)? {
+    if reply_string(ctx, key)? {
         ctx.delete(key);
         ctx.rewrite(&[b"DEL", key]);
     }
@@ -118,8 +118,8 @@ fn getex(ctx: &mut Ctx<'_>) -> Done {
             return Err(Error::SYNTAX);
         }
     }
-    // A missing key is answered before the value of the expiry is looked at.
-    if !answer_string(ctx, key)? {
+    // A missing key is reported before the expire time is validated.
+    if !reply_string(ctx, key)? {
         return Ok(());
     }
     let expires_at = expiry.map(|expiry: Expiry| expiry.at(ctx, "getex")).transpose()?;
@@ -145,7 +145,7 @@ fn getex(ctx: &mut Ctx<'_>) -> Done {
 
 fn getset(ctx: &mut Ctx<'_>) -> Done {
     let (key, value) = (ctx.arg(1), ctx.arg(2));
-    answer_string(ctx, key)?;
+    reply_string(ctx, key)?;
     ctx.db.set_str(key, value, None);
     ctx.changed_with(key, class::STRING, "set");
     ctx.rewrite(&[b"SET", key, value]);

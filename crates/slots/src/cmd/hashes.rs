@@ -1,4 +1,4 @@
-//! HSET and its family: the fields of a hash.
+//! Hash commands: HSET and its family.
 
 use moim_wire_resp::Protocol;
 
@@ -16,28 +16,28 @@ const GROUP: &str = "hash";
 const WRITES: u32 = WRITE | DENYOOM | FAST;
 const READS: u32 = READONLY | FAST;
 
-/// The commands of this file.
+/// Command table of this family.
 #[rustfmt::skip]
 pub(crate) const COMMANDS: &[Spec] = &[
-    Spec::new("hset", -4, WRITES, Keys::ONE, GROUP, "Sets fields of a hash", hset),
-    Spec::new("hmset", -4, WRITES, Keys::ONE, GROUP, "Sets fields of a hash", hmset),
-    Spec::new("hsetnx", 4, WRITES, Keys::ONE, GROUP, "Sets a field that is not there", hsetnx),
-    Spec::new("hget", 3, READS, Keys::ONE, GROUP, "Gives a field", hget),
-    Spec::new("hmget", -3, READS, Keys::ONE, GROUP, "Gives several fields", hmget),
-    Spec::new("hgetall", 2, READONLY, Keys::ONE, GROUP, "Gives all fields with their values", hgetall),
-    Spec::new("hkeys", 2, READONLY, Keys::ONE, GROUP, "Gives the names of all fields", hkeys),
-    Spec::new("hvals", 2, READONLY, Keys::ONE, GROUP, "Gives the values of all fields", hvals),
-    Spec::new("hlen", 2, READS, Keys::ONE, GROUP, "Counts the fields", hlen),
-    Spec::new("hstrlen", 3, READS, Keys::ONE, GROUP, "Gives the length of a field", hstrlen),
-    Spec::new("hexists", 3, READS, Keys::ONE, GROUP, "Says whether a field is there", hexists),
-    Spec::new("hdel", -3, WRITE | FAST, Keys::ONE, GROUP, "Removes fields", hdel),
-    Spec::new("hincrby", 4, WRITES, Keys::ONE, GROUP, "Adds to the integer in a field", hincrby),
-    Spec::new("hincrbyfloat", 4, WRITES, Keys::ONE, GROUP, "Adds to the number in a field", hincrbyfloat),
-    Spec::new("hrandfield", -2, READONLY, Keys::ONE, GROUP, "Gives random fields", hrandfield),
-    Spec::new("hscan", -3, READONLY, Keys::ONE, GROUP, "Walks over the fields", hscan),
+    Spec::new("hset", -4, WRITES, Keys::ONE, GROUP, "Creates or modifies the value of a field in a hash.", hset),
+    Spec::new("hmset", -4, WRITES, Keys::ONE, GROUP, "Sets the values of multiple fields.", hmset),
+    Spec::new("hsetnx", 4, WRITES, Keys::ONE, GROUP, "Sets the value of a field in a hash only when the field doesn't exist.", hsetnx),
+    Spec::new("hget", 3, READS, Keys::ONE, GROUP, "Returns the value of a field in a hash.", hget),
+    Spec::new("hmget", -3, READS, Keys::ONE, GROUP, "Returns the values of all fields in a hash.", hmget),
+    Spec::new("hgetall", 2, READONLY, Keys::ONE, GROUP, "Returns all fields and values in a hash.", hgetall),
+    Spec::new("hkeys", 2, READONLY, Keys::ONE, GROUP, "Returns all fields in a hash.", hkeys),
+    Spec::new("hvals", 2, READONLY, Keys::ONE, GROUP, "Returns all values in a hash.", hvals),
+    Spec::new("hlen", 2, READS, Keys::ONE, GROUP, "Returns the number of fields in a hash.", hlen),
+    Spec::new("hstrlen", 3, READS, Keys::ONE, GROUP, "Returns the length of the value of a field.", hstrlen),
+    Spec::new("hexists", 3, READS, Keys::ONE, GROUP, "Determines whether a field exists in a hash.", hexists),
+    Spec::new("hdel", -3, WRITE | FAST, Keys::ONE, GROUP, "Deletes one or more fields and their values from a hash. Deletes the hash if no fields remain.", hdel),
+    Spec::new("hincrby", 4, WRITES, Keys::ONE, GROUP, "Increments the integer value of a field in a hash by a number.", hincrby),
+    Spec::new("hincrbyfloat", 4, WRITES, Keys::ONE, GROUP, "Increments the floating point value of a field by a number.", hincrbyfloat),
+    Spec::new("hrandfield", -2, READONLY, Keys::ONE, GROUP, "Returns one or more random fields from a hash.", hrandfield),
+    Spec::new("hscan", -3, READONLY, Keys::ONE, GROUP, "Iterates over fields and values of a hash.", hscan),
 ];
 
-/// Sets the pairs behind the key; answers how many are new.
+/// Sets the field-value pairs after the key; returns the number of new fields.
 fn set_pairs(ctx: &mut Ctx<'_>) -> Result<usize, Error> {
     if ctx.argc() % 2 == 1 {
         return Err(Error::arity(if ctx.is(0, "HMSET") { "hmset" } else { "hset" }));
@@ -191,7 +191,7 @@ fn hincrbyfloat(ctx: &mut Ctx<'_>) -> Done {
     let limits = ctx.limits();
     typed::create::<Hash>(ctx.db, key)?.set(field, new.as_bytes(), &limits);
     ctx.changed_with(key, class::HASH, "hincrbyfloat");
-    // A float is not added again elsewhere: it is recorded as it came out here.
+    // The sum is propagated as HSET: another machine could round a float differently.
     ctx.rewrite(&[b"HSET", key, field, new.as_bytes()]);
     ctx.out.bulk(new.as_bytes());
     Ok(())

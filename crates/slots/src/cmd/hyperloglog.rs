@@ -1,8 +1,8 @@
-//! PFADD, PFCOUNT, PFMERGE: counting without remembering.
+//! HyperLogLog: PFADD, PFCOUNT, PFMERGE.
 //!
-//! The value is a string in Redis's layout: `HYLL`, the form, the cached count, then 16,384 registers. The dense form has
-//! six bits for each; the sparse one has runs of equal registers, and is kept while it is short (`hll-sparse-max-bytes`)
-//! and no register is above 32. A value never goes back from dense to sparse.
+//! The value is a string in the layout of Redis: `HYLL`, the encoding, the cached cardinality, then 16,384 registers.
+//! The dense encoding has six bits per register; the sparse encoding has runs of equal registers and is used while it
+//! is short (`hll-sparse-max-bytes`) and no register exceeds 32. A value never returns from dense to sparse.
 
 use super::flag::{ADMIN, DENYOOM, FAST, MAY_REPLICATE, READONLY, WRITE};
 use super::typed;
@@ -13,23 +13,23 @@ use crate::events::class;
 
 const GROUP: &str = "hyperloglog";
 
-/// The commands of this file.
+/// Command table of this family.
 #[rustfmt::skip]
 pub(crate) const COMMANDS: &[Spec] = &[
-    Spec::new("pfadd", -2, WRITE | DENYOOM | FAST, Keys::ONE, GROUP, "Adds elements to a count", pfadd),
-    Spec::new("pfcount", -2, READONLY | MAY_REPLICATE, Keys::ALL, GROUP, "Says about how many different elements there were", pfcount),
-    Spec::new("pfmerge", -2, WRITE | DENYOOM, Keys::ALL, GROUP, "Joins counts", pfmerge),
-    Spec::new("pfdebug", 3, WRITE | DENYOOM | ADMIN, Keys::Range { first: 2, last: 2, step: 1 }, GROUP, "Shows how a count is kept", pfdebug),
-    Spec::new("pfselftest", 1, ADMIN, Keys::None, GROUP, "Tries the counting", pfselftest),
+    Spec::new("pfadd", -2, WRITE | DENYOOM | FAST, Keys::ONE, GROUP, "Adds elements to a HyperLogLog key.", pfadd),
+    Spec::new("pfcount", -2, READONLY | MAY_REPLICATE, Keys::ALL, GROUP, "Returns the approximated cardinality of the set(s) observed by the HyperLogLog key(s).", pfcount),
+    Spec::new("pfmerge", -2, WRITE | DENYOOM, Keys::ALL, GROUP, "Merges one or more HyperLogLog values into a single key.", pfmerge),
+    Spec::new("pfdebug", 3, WRITE | DENYOOM | ADMIN, Keys::Range { first: 2, last: 2, step: 1 }, GROUP, "Internal commands for debugging HyperLogLog values.", pfdebug),
+    Spec::new("pfselftest", 1, ADMIN, Keys::None, GROUP, "An internal command for testing HyperLogLog values.", pfselftest),
 ];
 
 const REGISTERS: usize = 1 << 14;
 const HEADER: usize = 16;
 const DENSE_BYTES: usize = HEADER + REGISTERS * 6 / 8;
-/// The highest value of a register.
+/// Maximum value of a register.
 const RANKS: usize = 64 - 14 + 1;
 
-/// The highest value that the sparse form has.
+/// Maximum register value of the sparse encoding.
 const SPARSE_RANKS: u8 = 32;
 
 /// The registers, one byte each.
@@ -43,7 +43,7 @@ impl Counter {
         Counter { registers: Box::new([0; REGISTERS]), is_dense: false }
     }
 
-    /// Reads a value in either form.
+    /// Decodes a value in either encoding.
     fn read(bytes: &[u8]) -> Result<Counter, Error> {
         let wrong = || Error::coded("WRONGTYPE Key is not a valid HyperLogLog string value.");
         let broken = || Error::coded("INVALIDOBJ Corrupted HLL object detected");
@@ -80,7 +80,8 @@ impl Counter {
         if at == REGISTERS { Ok(counter) } else { Err(broken()) }
     }
 
-    /// The sparse form where it takes at most so many bytes, else the dense one. The cached count is marked as old.
+    /// Encodes as sparse if that takes at most `sparse_max` bytes, otherwise dense. The cached cardinality is marked
+    /// stale.
     fn write(&self, sparse_max: usize) -> Vec<u8> {
         match self.sparse(sparse_max) {
             Some(bytes) if !self.is_dense => bytes,
@@ -88,7 +89,8 @@ impl Counter {
         }
     }
 
-    /// Runs of equal registers: up to 64 zeros in a byte, up to 16,384 in two, up to four of another value in one.
+    /// The sparse encoding: up to 64 zero registers in one byte, up to 16,384 in two, up to four of another value in
+    /// one.
     fn sparse(&self, most: usize) -> Option<Vec<u8>> {
         let mut bytes = vec![0; HEADER];
         bytes[..5].copy_from_slice(b"HYLL\x01");
@@ -126,9 +128,9 @@ impl Counter {
         bytes
     }
 
-    /// Adds an element; true when a register changed.
+    /// Adds an element; returns true if a register changed.
     fn add(&mut self, element: &[u8]) -> bool {
-        let (at, rank) = place(element);
+        let (at, rank) = register_of(element);
         let register = &mut self.registers[at];
         let higher = rank > *register;
         if higher {
@@ -143,7 +145,7 @@ impl Counter {
         }
     }
 
-    /// Ertl's estimator, which needs no corrections for small or large counts.
+    /// Cardinality by Ertl's estimator, which needs no bias correction for small or large counts.
     fn count(&self) -> u64 {
         let mut histogram = [0u32; RANKS + 1];
         for &register in self.registers.iter() {
@@ -159,13 +161,13 @@ impl Counter {
     }
 }
 
-/// Which register an element counts in, and how high.
-fn place(element: &[u8]) -> (usize, u8) {
+/// Register index and rank of an element.
+fn register_of(element: &[u8]) -> (usize, u8) {
     let hash = murmur(element);
     (hash as usize & (REGISTERS - 1), ((hash >> 14 | 1 << 50).trailing_zeros() + 1) as u8)
 }
 
-/// A register of the dense form.
+/// A register of the dense encoding.
 fn dense_register(bytes: &[u8], at: usize) -> u8 {
     let (byte, shift) = (HEADER + at * 6 / 8, at * 6 % 8);
     let next = bytes.get(byte + 1).copied().unwrap_or(0);
@@ -217,7 +219,7 @@ fn tau(mut x: f64) -> f64 {
     }
 }
 
-/// MurmurHash64A with the seed Redis uses: the registers must mean the same everywhere.
+/// MurmurHash64A with the seed of Redis: the registers must mean the same everywhere.
 fn murmur(data: &[u8]) -> u64 {
     const M: u64 = 0xc6a4_a793_5bd1_e995;
     let mut hash = 0xadc8_3b19u64 ^ (data.len() as u64).wrapping_mul(M);
@@ -242,7 +244,7 @@ fn pfadd(ctx: &mut Ctx<'_>) -> Done {
     let (key, elements) = (ctx.arg(1), ctx.args);
     let stored = typed::peek_string(ctx.db, key)?;
     if let Some(bytes) = stored.filter(|bytes| is_dense(bytes)) {
-        let places = elements.iter().skip(2).map(place);
+        let places = elements.iter().skip(2).map(register_of);
         let higher: Vec<_> = places.filter(|(at, rank)| *rank > dense_register(bytes, *at)).collect();
         return raise(ctx, key, &higher);
     }
@@ -279,8 +281,8 @@ fn sparse_max(ctx: &Ctx<'_>) -> usize {
     usize::try_from(ctx.shared.settings.number("hll-sparse-max-bytes")).unwrap_or(0)
 }
 
-/// The counts at the keys, joined.
-fn joined(ctx: &Ctx<'_>) -> Result<Counter, Error> {
+/// The union of the HyperLogLogs at the keys.
+fn merged(ctx: &Ctx<'_>) -> Result<Counter, Error> {
     let mut all = Counter::new();
     for key in ctx.args.iter().skip(1) {
         if let Some(bytes) = typed::peek_string(ctx.db, key)? {
@@ -293,13 +295,13 @@ fn joined(ctx: &Ctx<'_>) -> Result<Counter, Error> {
 }
 
 fn pfcount(ctx: &mut Ctx<'_>) -> Done {
-    let count = joined(ctx)?.count();
+    let count = merged(ctx)?.count();
     ctx.out.integer(count as i64);
     Ok(())
 }
 
 fn pfmerge(ctx: &mut Ctx<'_>) -> Done {
-    let (key, bytes) = (ctx.arg(1), joined(ctx)?.write(sparse_max(ctx)));
+    let (key, bytes) = (ctx.arg(1), merged(ctx)?.write(sparse_max(ctx)));
     let expires_at = ctx.db.expiry(key).flatten();
     ctx.db.set_str(key, &bytes, expires_at);
     ctx.changed_with(key, class::STRING, "pfadd");
@@ -335,13 +337,13 @@ fn pfdebug(ctx: &mut Ctx<'_>) -> Done {
     Ok(())
 }
 
-/// Both forms and the registers in place must agree, and the error must be small.
+/// PFSELFTEST: both encodings and in-place updates must agree, and the error must be small.
 fn pfselftest(ctx: &mut Ctx<'_>) -> Done {
     let mut counter = Counter::new();
     let mut bytes = counter.dense();
     for number in 0..10_000u32 {
         let element = number.to_le_bytes();
-        let (at, rank) = place(&element);
+        let (at, rank) = register_of(&element);
         counter.add(&element);
         let highest = rank.max(dense_register(&bytes, at));
         set_dense_register(&mut bytes, at, highest);
@@ -360,7 +362,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn counts_are_near_and_survive_writing() {
+    fn cardinality_is_accurate_after_encoding_round_trip() {
         let mut counter = Counter::new();
         for number in 0..100_000u32 {
             counter.add(number.to_string().as_bytes());
@@ -374,7 +376,7 @@ mod tests {
     }
 
     #[test]
-    fn few_elements_take_few_bytes_in_the_sparse_form() {
+    fn sparse_encoding_is_small_for_few_elements() {
         let mut counter = Counter::new();
         let mut was_sparse = true;
         for number in 0..5_000u32 {
@@ -400,7 +402,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_count_is_refused() {
+    fn invalid_hyperloglog_is_rejected() {
         assert!(Counter::read(b"HYLL").is_err());
         assert!(Counter::read(&[0; DENSE_BYTES]).is_err());
         let mut sparse = b"HYLL\x01\0\0\0\0\0\0\0\0\0\0\0".to_vec();

@@ -1,4 +1,4 @@
-//! INFO: what tools read about a node.
+//! INFO: node statistics for monitoring tools.
 
 use std::fmt::Write as _;
 use std::sync::atomic::Ordering;
@@ -42,7 +42,7 @@ fn info(ctx: &mut Ctx<'_>) -> Done {
     let all = has("all") || has("everything");
     let default = wanted.is_empty() || has("default");
     let mut text = String::new();
-    ctx.events.tallies.counts.report(&ctx.shared.stats);
+    ctx.events.command_stats.counts.report(&ctx.shared.stats);
     for (name, write) in SECTIONS {
         if all || default && name != "commandstats" || has(name) {
             if !text.is_empty() {
@@ -111,10 +111,10 @@ fn human(bytes: u64) -> String {
     }
 }
 
-/// What a keyspace without keys takes: a place for the table of every slot.
+/// Memory of an empty keyspace: the table of slots.
 const STARTUP_BYTES: u64 = (crate::SLOTS * size_of::<usize>()) as u64;
 
-/// Resident memory of the process, in bytes; 0 where the machine does not say.
+/// Resident memory of the process in bytes; 0 if the system does not report it.
 fn resident() -> u64 {
     let statm = std::fs::read_to_string("/proc/self/statm").unwrap_or_default();
     let pages: u64 = statm.split(' ').nth(1).and_then(|pages| pages.parse().ok()).unwrap_or(0);
@@ -153,7 +153,7 @@ fn persistence(ctx: &Ctx<'_>, text: &mut String) {
     line(text, "loading", u8::from(is_loading));
     line(text, "async_loading", 0);
     line(text, "current_cow_size", 0);
-    line(text, "rdb_changes_since_last_save", ctx.events.tallies.changes);
+    line(text, "rdb_changes_since_last_save", ctx.events.command_stats.changes);
     line(text, "rdb_bgsave_in_progress", 0);
     line(text, "rdb_last_save_time", ctx.shared.started_ms / 1_000);
     line(text, "rdb_last_bgsave_status", "ok");
@@ -197,7 +197,7 @@ fn replication(ctx: &Ctx<'_>, text: &mut String) {
     let view = ctx.shared.view.load();
     let Some(shard) = &ctx.session.shard else { return };
     let nodes = view.shards.get(usize::from(shard.index)).map(|shard| &shard.nodes[..]).unwrap_or_default();
-    // A replica whose offset is zero is never read from by some clients.
+    // Some clients never read from a replica whose offset is zero.
     let offset = shard.committed().max(1);
     if shard.role() == Role::Replica {
         let primary = view.primary(shard.index);
@@ -245,18 +245,18 @@ fn cpu(_: &Ctx<'_>, text: &mut String) {
 
 fn command_stats(ctx: &Ctx<'_>, text: &mut String) {
     for (number, spec) in super::numbered() {
-        let tally = ctx.events.tallies.get(number);
-        if tally.calls == 0 && tally.rejected == 0 {
+        let stat = ctx.events.command_stats.get(number);
+        if stat.calls == 0 && stat.rejected == 0 {
             continue;
         }
-        let usec = tally.usec();
+        let usec = stat.usec();
         let value = format!(
             "calls={},usec={},usec_per_call={:.2},rejected_calls={},failed_calls={}",
-            tally.calls,
+            stat.calls,
             usec as u64,
-            if tally.calls == 0 { 0.0 } else { usec / tally.calls as f64 },
-            tally.rejected,
-            tally.failed
+            if stat.calls == 0 { 0.0 } else { usec / stat.calls as f64 },
+            stat.rejected,
+            stat.failed
         );
         line(text, &format!("cmdstat_{}", spec.name), value);
     }

@@ -1,4 +1,4 @@
-//! COMMAND: what commands there are.
+//! COMMAND: command introspection.
 
 use moim_wire_resp::OwnedArgs;
 
@@ -102,7 +102,7 @@ fn command(ctx: &mut Ctx<'_>) -> Done {
     Ok(())
 }
 
-/// The categories of access control that follow from what a command is.
+/// The ACL categories derived from a command's flags and group.
 pub(super) fn categories(spec: &Spec) -> Vec<&'static str> {
     let mut all = Vec::new();
     if spec.has(WRITE) {
@@ -172,7 +172,7 @@ fn describe(ctx: &mut Ctx<'_>, spec: &Spec) {
     spec.subs.iter().for_each(|sub| describe(ctx, sub));
 }
 
-/// How to find the keys, in the words of COMMAND INFO.
+/// Key specifications in the form of COMMAND INFO.
 fn key_specs(ctx: &mut Ctx<'_>, spec: &Spec) {
     let (begin, find): (usize, [(&str, i64); 3]) = match spec.keys {
         Keys::None | Keys::Found { .. } => {

@@ -1,4 +1,5 @@
-//! Keys as such: DEL, UNLINK, EXISTS, TOUCH, TYPE, RENAME, RENAMENX, COPY, RANDOMKEY, DBSIZE, FLUSHALL, FLUSHDB, OBJECT.
+//! Generic key commands: DEL, UNLINK, EXISTS, TOUCH, TYPE, RENAME, RENAMENX, COPY, RANDOMKEY, DBSIZE, FLUSHALL,
+//! FLUSHDB, OBJECT.
 
 use super::{Keys, Spec, flag::*};
 use crate::ctx::{Ctx, Mode};
@@ -179,7 +180,7 @@ fn del(ctx: &mut Ctx<'_>) -> Done {
     Ok(())
 }
 
-/// It looks, but does not count as an access.
+/// EXISTS does not count as an access.
 fn exists(ctx: &mut Ctx<'_>) -> Done {
     let there = ctx.args.from(1).iter().filter(|key| ctx.db.contains(key)).count();
     ctx.out.integer(there as i64);
@@ -205,7 +206,7 @@ fn kind(ctx: &mut Ctx<'_>) -> Done {
     Ok(())
 }
 
-/// Moves what is at the first key to the second. The second is what blocked clients may have waited for.
+/// Renames the first key to the second. Clients may be blocked on the second.
 fn move_key(ctx: &mut Ctx<'_>) {
     let (from, to) = (ctx.arg(1), ctx.arg(2));
     let Some((value, expires_at)) = ctx.db.take(from) else { return };
@@ -283,7 +284,7 @@ fn one_database(_: &mut Ctx<'_>) -> Done {
 fn randomkey(ctx: &mut Ctx<'_>) -> Done {
     for _ in 0..100 {
         let Some(key) = ctx.db.random_key(|below| fastrand::usize(..below)) else { break };
-        // An expired one is drawn again; should nothing else be there, this ends all the same.
+        // An expired key is drawn again; the loop ends even if there is no other key.
         if ctx.db.expiry(key).flatten().is_none_or(|at| at > ctx.now) {
             ctx.out.bulk(key);
             return Ok(());
@@ -305,7 +306,7 @@ fn flush(ctx: &mut Ctx<'_>) -> Done {
     let (db, events) = (&*ctx.db, &mut *ctx.events);
     events.on_all_changed(|key| db.contains(key));
     ctx.db.clear();
-    // Even an empty keyspace is flushed on record: what came before must not come back.
+    // Flushing an empty keyspace is propagated as well: previous effects must not reappear.
     ctx.dirty += 1;
     ctx.rewrite(&[b"FLUSHALL"]);
     ctx.out.ok();
@@ -361,7 +362,7 @@ fn freq(ctx: &mut Ctx<'_>) -> Done {
 }
 
 fn refcount(ctx: &mut Ctx<'_>) -> Done {
-    /// Redis keeps one object for each small number, which counts as used by everybody.
+    /// Redis shares one object per small integer, whose reference count is the maximum.
     const SHARED: i64 = i32::MAX as i64;
     match ctx.db.get(ctx.arg(2)) {
         None => ctx.out.null(),
@@ -391,6 +392,6 @@ fn object_help(ctx: &mut Ctx<'_>) -> Done {
 }
 
 fn unknown_object(ctx: &mut Ctx<'_>) -> Done {
-    debug_assert!(ctx.mode != Mode::Replay, "questions are not recorded");
+    debug_assert!(ctx.mode != Mode::Replay, "reads are not propagated");
     Err(super::unknown_subcommand(&ctx.args))
 }

@@ -6,14 +6,14 @@ use super::{Keys, Spec};
 use crate::ctx::Ctx;
 use crate::error::{Done, Error};
 
-/// The commands of this file.
+/// Command table of this family.
 pub(crate) const COMMANDS: &[Spec] =
-    &[Spec::new("lcs", -3, READONLY, Keys::TWO, "string", "Finds what two strings have in common", lcs)];
+    &[Spec::new("lcs", -3, READONLY, Keys::TWO, "string", "Finds the longest common substring.", lcs)];
 
-/// The table of the computation may take no more than this.
+/// Memory limit of the dynamic programming table.
 const MAX_BYTES: usize = 512 << 20;
 
-/// A stretch that both strings have: where it begins and ends (inclusive) in each.
+/// A matching range: start and end (inclusive) in each string.
 struct Match {
     left: (usize, usize),
     right: (usize, usize),
@@ -89,7 +89,7 @@ fn lcs(ctx: &mut Ctx<'_>) -> Done {
     Ok(())
 }
 
-/// The common subsequence, and the stretches it consists of, last one first.
+/// The common subsequence and its matching ranges, last first.
 fn trace(left: &[u8], right: &[u8]) -> (Vec<u8>, Vec<Match>) {
     let width = right.len() + 1;
     let mut table = vec![0u32; (left.len() + 1) * width];

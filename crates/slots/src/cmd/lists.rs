@@ -1,4 +1,4 @@
-//! LPUSH and its family: the elements of a list. The commands that wait for elements are in `blocking`.
+//! List commands: LPUSH and its family. The blocking commands are in `blocking`.
 
 use super::flag::{DENYOOM, FAST, READONLY, WRITE};
 use super::options::{at_least_one, positive};
@@ -13,26 +13,26 @@ const GROUP: &str = "list";
 const PUSHES: u32 = WRITE | DENYOOM | FAST;
 const COUNTED: Keys = Keys::Counted { at: 1, also: 0 };
 
-/// The commands of this file.
+/// Command table of this family.
 #[rustfmt::skip]
 pub(crate) const COMMANDS: &[Spec] = &[
-    Spec::new("lpush", -3, PUSHES, Keys::ONE, GROUP, "Adds elements at the head", |ctx| push(ctx, End::Left, true)),
-    Spec::new("rpush", -3, PUSHES, Keys::ONE, GROUP, "Adds elements at the tail", |ctx| push(ctx, End::Right, true)),
-    Spec::new("lpushx", -3, PUSHES, Keys::ONE, GROUP, "Adds elements at the head of a list that is there", |ctx| push(ctx, End::Left, false)),
-    Spec::new("rpushx", -3, PUSHES, Keys::ONE, GROUP, "Adds elements at the tail of a list that is there", |ctx| push(ctx, End::Right, false)),
-    Spec::new("lpop", -2, WRITE | FAST, Keys::ONE, GROUP, "Takes elements from the head", |ctx| pop(ctx, End::Left)),
-    Spec::new("rpop", -2, WRITE | FAST, Keys::ONE, GROUP, "Takes elements from the tail", |ctx| pop(ctx, End::Right)),
-    Spec::new("llen", 2, READONLY | FAST, Keys::ONE, GROUP, "Counts the elements", llen),
-    Spec::new("lindex", 3, READONLY, Keys::ONE, GROUP, "Gives an element by its place", lindex),
-    Spec::new("lset", 4, WRITE | DENYOOM, Keys::ONE, GROUP, "Replaces an element by its place", lset),
-    Spec::new("linsert", 5, WRITE | DENYOOM, Keys::ONE, GROUP, "Adds an element beside another", linsert),
-    Spec::new("lrange", 4, READONLY, Keys::ONE, GROUP, "Gives a part of the list", lrange),
-    Spec::new("ltrim", 4, WRITE, Keys::ONE, GROUP, "Keeps a part of the list", ltrim),
-    Spec::new("lrem", 4, WRITE, Keys::ONE, GROUP, "Removes elements by their value", lrem),
-    Spec::new("lpos", -3, READONLY, Keys::ONE, GROUP, "Finds the places of a value", lpos),
-    Spec::new("lmove", 5, WRITE | DENYOOM, Keys::TWO, GROUP, "Moves an element to another list", lmove),
-    Spec::new("rpoplpush", 3, WRITE | DENYOOM, Keys::TWO, GROUP, "Moves the last element to the head of another list", rpoplpush),
-    Spec::new("lmpop", -4, WRITE, COUNTED, GROUP, "Takes elements from the first list that has some", lmpop),
+    Spec::new("lpush", -3, PUSHES, Keys::ONE, GROUP, "Prepends one or more elements to a list.", |ctx| push(ctx, End::Left, true)),
+    Spec::new("rpush", -3, PUSHES, Keys::ONE, GROUP, "Appends one or more elements to a list.", |ctx| push(ctx, End::Right, true)),
+    Spec::new("lpushx", -3, PUSHES, Keys::ONE, GROUP, "Prepends one or more elements to a list only when the list exists.", |ctx| push(ctx, End::Left, false)),
+    Spec::new("rpushx", -3, PUSHES, Keys::ONE, GROUP, "Appends an element to a list only when the list exists.", |ctx| push(ctx, End::Right, false)),
+    Spec::new("lpop", -2, WRITE | FAST, Keys::ONE, GROUP, "Returns the first elements in a list after removing it. Deletes the list if the last element was popped.", |ctx| pop(ctx, End::Left)),
+    Spec::new("rpop", -2, WRITE | FAST, Keys::ONE, GROUP, "Returns and removes the last elements of a list. Deletes the list if the last element was popped.", |ctx| pop(ctx, End::Right)),
+    Spec::new("llen", 2, READONLY | FAST, Keys::ONE, GROUP, "Returns the length of a list.", llen),
+    Spec::new("lindex", 3, READONLY, Keys::ONE, GROUP, "Returns an element from a list by its index.", lindex),
+    Spec::new("lset", 4, WRITE | DENYOOM, Keys::ONE, GROUP, "Sets the value of an element in a list by its index.", lset),
+    Spec::new("linsert", 5, WRITE | DENYOOM, Keys::ONE, GROUP, "Inserts an element before or after another element in a list.", linsert),
+    Spec::new("lrange", 4, READONLY, Keys::ONE, GROUP, "Returns a range of elements from a list.", lrange),
+    Spec::new("ltrim", 4, WRITE, Keys::ONE, GROUP, "Removes elements from both ends of a list. Deletes the list if all elements were trimmed.", ltrim),
+    Spec::new("lrem", 4, WRITE, Keys::ONE, GROUP, "Removes elements from a list. Deletes the list if the last element was removed.", lrem),
+    Spec::new("lpos", -3, READONLY, Keys::ONE, GROUP, "Returns the index of matching elements in a list.", lpos),
+    Spec::new("lmove", 5, WRITE | DENYOOM, Keys::TWO, GROUP, "Returns an element after popping it from one list and pushing it to another. Deletes the list if the last element was moved.", lmove),
+    Spec::new("rpoplpush", 3, WRITE | DENYOOM, Keys::TWO, GROUP, "Returns the last element of a list after removing and pushing it to another list. Deletes the list if the last element was popped.", rpoplpush),
+    Spec::new("lmpop", -4, WRITE, COUNTED, GROUP, "Returns multiple elements from a list after removing them. Deletes the list if the last element was popped.", lmpop),
 ];
 
 pub(crate) fn pop_event(end: End) -> &'static str {
@@ -84,7 +84,7 @@ fn pop(ctx: &mut Ctx<'_>, end: End) -> Done {
     Ok(())
 }
 
-/// Takes up to `count` elements and writes them as an array.
+/// Pops up to `count` elements and writes them as an array.
 pub(crate) fn write_popped(out: &mut moim_wire_resp::Encoder<'_>, list: &mut List, end: End, count: usize) {
     let count = count.min(list.len());
     out.array(count);
@@ -100,8 +100,8 @@ fn llen(ctx: &mut Ctx<'_>) -> Done {
     Ok(())
 }
 
-/// A place that may count from the end.
-fn place(index: i64, len: usize) -> Option<usize> {
+/// Resolves an index, which may be negative, to a position.
+fn resolve_index(index: i64, len: usize) -> Option<usize> {
     let index = if index < 0 { (len as i64).checked_add(index)? } else { index };
     usize::try_from(index).ok().filter(|&index| index < len)
 }
@@ -109,9 +109,9 @@ fn place(index: i64, len: usize) -> Option<usize> {
 fn lindex(ctx: &mut Ctx<'_>) -> Done {
     let key = ctx.arg(1);
     let list = typed::get::<List>(ctx.db, key)?;
-    // Redis looks at the key before it looks at the index.
+    // Redis checks the key before it parses the index.
     let index = if list.is_some() { crate::ctx::int(ctx.args.get(2).unwrap_or_default())? } else { 0 };
-    match list.and_then(|list| list.get(place(index, list.len())?)) {
+    match list.and_then(|list| list.get(resolve_index(index, list.len())?)) {
         Some(element) => ctx.out.bulk(element),
         None => ctx.out.null(),
     }
@@ -122,7 +122,7 @@ fn lset(ctx: &mut Ctx<'_>) -> Done {
     let (key, element, limits) = (ctx.arg(1), ctx.arg(3), ctx.limits());
     let index = ctx.int(2);
     let list = typed::get_mut::<List>(ctx.db, key)?.ok_or(Error::NO_SUCH_KEY)?;
-    let at = place(index?, list.len()).ok_or(Error::BAD_INDEX)?;
+    let at = resolve_index(index?, list.len()).ok_or(Error::BAD_INDEX)?;
     list.set(at, element, &limits);
     ctx.changed_with(key, class::LIST, "lset");
     ctx.out.ok();
@@ -189,14 +189,14 @@ fn lrem(ctx: &mut Ctx<'_>) -> Done {
     Ok(())
 }
 
-/// What LPOS was asked for.
+/// The parsed options of LPOS.
 struct Positions {
     from: End,
-    /// Matches to pass over.
+    /// Matches to skip (RANK).
     skip: u64,
-    /// How many to give; `None` for one that is given alone.
+    /// Maximum number of matches (COUNT); `None` for a single reply.
     count: Option<usize>,
-    /// How many elements to look at.
+    /// Maximum number of elements to compare (MAXLEN).
     look_at: usize,
 }
 
@@ -265,7 +265,7 @@ fn lpos(ctx: &mut Ctx<'_>) -> Done {
     Ok(())
 }
 
-/// LEFT or RIGHT.
+/// Parses LEFT or RIGHT.
 pub(crate) fn end(word: &[u8]) -> Result<End, Error> {
     match word {
         word if word.eq_ignore_ascii_case(b"LEFT") => Ok(End::Left),
@@ -289,8 +289,8 @@ fn rpoplpush(ctx: &mut Ctx<'_>) -> Done {
     Ok(())
 }
 
-/// Moves an element from the list of the first key to that of the second and answers with it; false when there
-/// is none.
+/// Moves an element from the list at the first key to that at the second and replies with it; false if the source is
+/// empty.
 pub(crate) fn move_element(ctx: &mut Ctx<'_>, from: End, to: End) -> Result<bool, Error> {
     let (source, target, limits) = (ctx.arg(1), ctx.arg(2), ctx.limits());
     if typed::get::<List>(ctx.db, source)?.is_none() {
@@ -309,15 +309,15 @@ pub(crate) fn move_element(ctx: &mut Ctx<'_>, from: End, to: End) -> Result<bool
     Ok(true)
 }
 
-/// What LMPOP and its like were asked for.
+/// The parsed arguments of LMPOP, ZMPOP and their blocking forms.
 pub(crate) struct Mpop<'a, W> {
     pub(crate) keys: Vec<&'a [u8]>,
-    /// From where: an end of a list, or an extreme of scores.
+    /// From where: an end of a list, or the lowest or highest scores.
     pub(crate) from: W,
     pub(crate) count: usize,
 }
 
-/// Reads the arguments from the number of keys on, which is argument `at`.
+/// Parses the arguments from the number of keys on, which is argument `at`.
 pub(crate) fn mpop_options<'a, W>(
     ctx: &Ctx<'a>,
     at: usize,
@@ -349,8 +349,8 @@ fn lmpop(ctx: &mut Ctx<'_>) -> Done {
     Ok(())
 }
 
-/// Takes elements from the first list that has some and answers with its key and them. Gives the key and how
-/// many there were.
+/// Pops elements from the first non-empty list and replies with its key and the elements. Returns the key and their
+/// number.
 pub(crate) fn pop_first<'k>(
     ctx: &mut Ctx<'_>,
     keys: &[&'k [u8]],

@@ -1,7 +1,7 @@
-//! MIGRATE: takes keys to another server, with RESTORE-ASKING, and deletes them here.
+//! MIGRATE: transfers keys to another server with RESTORE-ASKING and deletes them here.
 //!
-//! The keys leave only when everything in them is committed here, and go here only after the other server has
-//! answered. Clients go on meanwhile; a key that they change is sent again before it is deleted.
+//! The keys are sent only when all their changes are committed here, and deleted only after the target has replied.
+//! Other clients continue meanwhile; a key that they modify is sent again before it is deleted.
 
 use std::io::{self, Read, Write};
 use std::net::{TcpStream, ToSocketAddrs};
@@ -13,18 +13,18 @@ use moim_wire_resp::{Args, Encoder, OwnedArgs, ReplyDecoder, Value, command};
 use super::dump::payload;
 use super::flag::{MOVABLEKEYS, WRITE};
 use super::{Keys, Spec};
-use crate::away::{self, Away};
 use crate::ctx::Ctx;
 use crate::error::{Done, Error};
+use crate::offloaded::{self, Offloaded};
 
-/// The commands of this file.
+/// Command table of this family.
 #[rustfmt::skip]
 pub(crate) const COMMANDS: &[Spec] = &[
-    Spec::new("migrate", -6, WRITE | MOVABLEKEYS, Keys::Found { first: 3, find: migrate_keys }, "generic", "Moves keys to another server", migrate),
+    Spec::new("migrate", -6, WRITE | MOVABLEKEYS, Keys::Found { first: 3, find: migrate_keys }, "generic", "Transfers keys to another Redis instance.", migrate),
 ];
 
-/// How often a key that keeps changing is sent.
-const TRIES: usize = 16;
+/// Attempts to send a key that keeps changing.
+const MAX_ATTEMPTS: usize = 16;
 
 fn migrate_keys(args: &Args<'_>, into: &mut Vec<usize>) {
     if args.get(3).is_some_and(|key| !key.is_empty()) {
@@ -34,8 +34,8 @@ fn migrate_keys(args: &Args<'_>, into: &mut Vec<usize>) {
     }
 }
 
-/// What was asked for.
-struct Move {
+/// The parsed MIGRATE arguments.
+struct MigrateArgs {
     host: String,
     port: u16,
     database: i64,
@@ -46,8 +46,8 @@ struct Move {
     keys: Vec<Vec<u8>>,
 }
 
-impl Move {
-    fn read(ctx: &Ctx<'_>) -> Result<Move, Error> {
+impl MigrateArgs {
+    fn read(ctx: &Ctx<'_>) -> Result<MigrateArgs, Error> {
         let (mut copies, mut replaces, mut auth, mut listed) = (false, false, Vec::new(), None);
         let mut at = 6;
         while at < ctx.argc() {
@@ -82,7 +82,7 @@ impl Move {
             None => vec![ctx.arg(3)],
         };
         let keys = keys.into_iter().filter(|key| ctx.db.contains(key)).map(<[u8]>::to_vec).collect();
-        Ok(Move {
+        Ok(MigrateArgs {
             host: String::from_utf8_lossy(ctx.arg(1)).into_owned(),
             port: u16::try_from(ctx.int(2)?).map_err(|_| Error::NOT_INTEGER)?,
             database,
@@ -96,24 +96,24 @@ impl Move {
 }
 
 fn migrate(ctx: &mut Ctx<'_>) -> Done {
-    let wanted = Move::read(ctx)?;
+    let wanted = MigrateArgs::read(ctx)?;
     if wanted.keys.is_empty() {
         ctx.out.simple("NOKEY");
         return Ok(());
     }
-    // Everything before this command, the batch in the making included.
+    // All writes before this command, including the current batch.
     let batch = ctx.events.hazards.batch;
     let gate = if ctx.fx.is_empty() { batch - 1 } else { batch };
-    if away::run(ctx, move |away| work(away, wanted, gate)) {
+    if offloaded::run(ctx, move |away| work(away, wanted, gate)) {
         return Ok(());
     }
     Err(Error::err("MIGRATE is not possible inside a transaction or a script"))
 }
 
-fn work(away: Away, wanted: Move, gate: i64) {
+fn work(away: Offloaded, wanted: MigrateArgs, gate: i64) {
     let mut out = BytesMut::new();
     let mut to = Encoder::new(&mut out, away.protocol);
-    let gate = match carry(&away, &wanted, gate) {
+    let gate = match transfer(&away, &wanted, gate) {
         Ok(gate) => {
             to.ok();
             gate
@@ -126,12 +126,12 @@ fn work(away: Away, wanted: Move, gate: i64) {
     away.answer(out.freeze(), gate);
 }
 
-/// Sends the keys and deletes them; gives the journal end of the deletion.
-fn carry(away: &Away, wanted: &Move, gate: i64) -> Result<i64, Error> {
+/// Sends the keys and deletes them; returns the journal end of the deletion.
+fn transfer(away: &Offloaded, wanted: &MigrateArgs, gate: i64) -> Result<i64, Error> {
     wait_for_commit(away, wanted, gate)?;
     let mut target = Target::connect(wanted)?;
     let (mut keys, mut last_gate) = (wanted.keys.clone(), 0);
-    for round in 0..TRIES {
+    for round in 0..MAX_ATTEMPTS {
         let mut payloads = Vec::new();
         let now = {
             let turn = away.turn();
@@ -166,14 +166,14 @@ fn carry(away: &Away, wanted: &Move, gate: i64) -> Result<i64, Error> {
     Err(Error::err("keys change faster than they can be moved"))
 }
 
-/// A key with its expiry and its payload, as sent.
+/// A key as sent: name, expire time and payload.
 type Sent = (Vec<u8>, Option<i64>, Vec<u8>);
 
 fn another_primary() -> Error {
     Error::coded("TRYAGAIN The shard has another primary")
 }
 
-fn wait_for_commit(away: &Away, wanted: &Move, gate: i64) -> Done {
+fn wait_for_commit(away: &Offloaded, wanted: &MigrateArgs, gate: i64) -> Done {
     let clock = &away.shared.clock;
     let until = clock.monotonic_ms() + wanted.timeout.as_millis() as u64;
     while away.shard.committed() < gate {
@@ -185,8 +185,8 @@ fn wait_for_commit(away: &Away, wanted: &Move, gate: i64) -> Done {
     Ok(())
 }
 
-/// Deletes the keys that are as they were sent; gives the others, and the journal end to wait for.
-fn delete_unchanged(away: &Away, sent: &[Sent]) -> (Vec<Vec<u8>>, i64) {
+/// Deletes the keys that are unchanged since they were sent; returns the others, and the journal end to wait for.
+fn delete_unchanged(away: &Offloaded, sent: &[Sent]) -> (Vec<Vec<u8>>, i64) {
     let mut turn = away.turn();
     let (mut changed, mut gone) = (Vec::new(), vec![b"DEL".to_vec()]);
     for (key, expires_at, bytes) in sent {
@@ -202,7 +202,7 @@ fn delete_unchanged(away: &Away, sent: &[Sent]) -> (Vec<Vec<u8>>, i64) {
         let (mut session, mut out) = (away.session(), BytesMut::new());
         gate = turn.execute(&mut session, &OwnedArgs::from_slices(&gone).args(), &mut out);
         if session.held {
-            // The slot is leaving by another way: the keys are tried again.
+            // The slot is being migrated by a slot migration: these keys are retried.
             changed.extend(gone.drain(1..));
         }
     }
@@ -210,7 +210,7 @@ fn delete_unchanged(away: &Away, sent: &[Sent]) -> (Vec<Vec<u8>>, i64) {
     (changed, gate)
 }
 
-/// The connection to the other server.
+/// The connection to the target server.
 struct Target {
     stream: TcpStream,
     decoder: ReplyDecoder,
@@ -218,7 +218,7 @@ struct Target {
 }
 
 impl Target {
-    fn connect(wanted: &Move) -> Result<Target, Error> {
+    fn connect(wanted: &MigrateArgs) -> Result<Target, Error> {
         let failed = || Error::coded("IOERR error or timeout connecting to the client");
         let addresses = (wanted.host.as_str(), wanted.port).to_socket_addrs().map_err(|_| failed())?;
         let stream = addresses
@@ -233,19 +233,19 @@ impl Target {
         ready().map_err(|_| failed())?;
         let mut target = Target { stream, decoder: ReplyDecoder::new(64 << 20), buffer: BytesMut::new() };
         if !wanted.auth.is_empty() {
-            target.ask(&wanted.auth)?;
+            target.call(&wanted.auth)?;
         }
         if wanted.database != 0 {
-            target.ask(&[b"SELECT".to_vec(), wanted.database.to_string().into_bytes()])?;
+            target.call(&[b"SELECT".to_vec(), wanted.database.to_string().into_bytes()])?;
         }
         Ok(target)
     }
 
-    fn ask(&mut self, words: &[Vec<u8>]) -> Done {
+    fn call(&mut self, words: &[Vec<u8>]) -> Done {
         let mut request = BytesMut::new();
         command::encode(&mut request, words);
         self.send(&request)?;
-        self.answer()
+        self.reply()
     }
 
     fn send(&mut self, bytes: &[u8]) -> Done {
@@ -253,7 +253,7 @@ impl Target {
         self.stream.write_all(bytes).map_err(failed)
     }
 
-    fn answer(&mut self) -> Done {
+    fn reply(&mut self) -> Done {
         let failed = || Error::coded("IOERR error or timeout reading from target instance");
         loop {
             match self.decoder.decode(&mut self.buffer).map_err(|_| failed())? {
@@ -272,7 +272,7 @@ impl Target {
         }
     }
 
-    /// Sends all and reads all answers; the first error is the outcome.
+    /// Pipelines all RESTORE commands and reads all replies; the first error is the result.
     fn restore(&mut self, payloads: &[Sent], now: i64, replace: bool) -> Done {
         let mut request = BytesMut::new();
         for (key, expires_at, bytes) in payloads {
@@ -286,7 +286,7 @@ impl Target {
         self.send(&request)?;
         let mut outcome = Ok(());
         for _ in payloads {
-            if let Err(error) = self.answer() {
+            if let Err(error) = self.reply() {
                 let broken = error.code() == "IOERR";
                 outcome = outcome.and(Err(error));
                 if broken {

@@ -1,16 +1,16 @@
-//! Arguments that several families share: counts, numbers of keys, options of scans, random picks.
+//! Argument parsing shared by command families: counts, numkeys, SCAN options, random selection.
 
 use super::scan::ScanOptions;
 use super::typed::{self, Typed};
 use crate::ctx::{Ctx, int};
 use crate::error::Error;
 
-/// A count that must not be negative.
+/// Parses a non-negative count.
 pub(crate) fn positive(text: &[u8]) -> Result<usize, Error> {
     int(text).ok().and_then(|count| usize::try_from(count).ok()).ok_or(Error::OUT_OF_RANGE)
 }
 
-/// A number that must be at least 1; anything else is `message`.
+/// Parses a number of at least 1; otherwise the error is `message`.
 pub(crate) fn at_least_one(text: &[u8], message: &'static str) -> Result<usize, Error> {
     match int(text) {
         Ok(number) if number > 0 => Ok(usize::try_from(number).unwrap_or(usize::MAX)),
@@ -18,19 +18,19 @@ pub(crate) fn at_least_one(text: &[u8], message: &'static str) -> Result<usize, 
     }
 }
 
-/// A count of random picks: negative ones may repeat.
+/// Parses a random selection count: a negative count allows repetition.
 pub(crate) fn picks(text: &[u8]) -> Result<i64, Error> {
-    /// More picks with repetition would be an answer of gigabytes.
-    const MOST_REPEATED: i64 = 1 << 28;
+    /// Limit on selections with repetition: more would be a reply of gigabytes.
+    const MAX_REPEATED: i64 = 1 << 28;
     let count = int(text)?;
     if count == i64::MIN {
         let most = i64::MAX;
         return Err(Error::err(format_args!("value is out of range, value must between -{most} and {most}")));
     }
-    if count < -MOST_REPEATED { Err(Error::err("value is out of range")) } else { Ok(count) }
+    if count < -MAX_REPEATED { Err(Error::err("value is out of range")) } else { Ok(count) }
 }
 
-/// `count` different numbers below `len`, in random order; all of them in order when there are no more.
+/// `count` distinct numbers below `len`, in random order; all of them in order if there are no more.
 pub(crate) fn sample(len: usize, count: usize) -> Vec<usize> {
     if count >= len {
         return (0..len).collect();
@@ -54,7 +54,7 @@ pub(crate) fn sample(len: usize, count: usize) -> Vec<usize> {
     chosen
 }
 
-/// The positions that random picks show: `count` different ones, or, when it is negative, any.
+/// Random positions: `count` distinct ones, or with repetition if it is negative.
 pub(crate) fn pick_positions(len: usize, count: i64) -> Vec<usize> {
     if len == 0 {
         return Vec::new();
@@ -65,8 +65,8 @@ pub(crate) fn pick_positions(len: usize, count: i64) -> Vec<usize> {
     }
 }
 
-/// The cursor and the options of HSCAN, SSCAN and ZSCAN; no options where there is no such key. As in Redis the cursor
-/// is looked at first, then the key, then the options.
+/// Cursor and options of HSCAN, SSCAN and ZSCAN; no options if the key does not exist. As in Redis, the cursor is
+/// validated first, then the key, then the options.
 pub(crate) fn scan_options<'a, T: Typed>(ctx: &mut Ctx<'a>) -> Result<(u64, Option<ScanOptions<'a>>), Error> {
     let cursor = std::str::from_utf8(ctx.arg(2)).ok().and_then(|text| text.parse().ok());
     let cursor = cursor.ok_or(Error::BAD_CURSOR)?;
@@ -76,7 +76,7 @@ pub(crate) fn scan_options<'a, T: Typed>(ctx: &mut Ctx<'a>) -> Result<(u64, Opti
     }
 }
 
-/// Writes what a scan found: the next cursor and the elements.
+/// Replies with a scan result: the next cursor and the elements.
 pub(crate) fn write_scan(ctx: &mut Ctx<'_>, cursor: u64, found: &[Vec<u8>]) {
     ctx.out.array(2);
     ctx.out.bulk(cursor.to_string().as_bytes());
@@ -89,7 +89,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn samples_are_different_and_below_the_length() {
+    fn samples_are_distinct_and_in_range() {
         for (len, count) in [(10, 3), (10, 9), (10, 10), (10, 20), (1000, 5), (0, 3)] {
             let mut picked = sample(len, count);
             assert_eq!(picked.len(), count.min(len));

@@ -1,11 +1,11 @@
-//! Parts of strings: APPEND, SETRANGE, GETRANGE, SUBSTR.
+//! String ranges: APPEND, SETRANGE, GETRANGE, SUBSTR.
 
 use super::{Keys, Spec, flag::*};
 use crate::ctx::Ctx;
 use crate::error::{Done, Error};
 use crate::events::class;
 
-/// The longest string.
+/// Maximum string length.
 const MAX_STRING: usize = 512 << 20;
 
 pub(crate) const COMMANDS: &[Spec] = &[
@@ -103,7 +103,7 @@ fn getrange(ctx: &mut Ctx<'_>) -> Done {
     Ok(())
 }
 
-/// The bytes from `start` to `end`, both included, negative ones from the end: `[from, to)`, or nothing.
+/// Resolves inclusive bounds, negative ones from the end, to `[from, to)`; `None` if the range is empty.
 pub(super) fn clamp(start: i64, end: i64, len: usize) -> Option<(usize, usize)> {
     if len == 0 || start < 0 && end < 0 && start > end {
         return None;
@@ -119,7 +119,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ranges_are_cut_to_the_string() {
+    fn ranges_are_clamped_to_the_string() {
         for (start, end, wanted) in [
             (0, -1, Some((0, 5))),
             (1, 2, Some((1, 3))),

@@ -1,4 +1,4 @@
-//! Looking through all keys: SCAN, KEYS.
+//! Keyspace iteration: SCAN, KEYS.
 
 use moim_wire_resp::encode::Kind;
 
@@ -34,7 +34,7 @@ fn scan(ctx: &mut Ctx<'_>) -> Done {
     let options = ScanOptions::read(ctx, 2, true)?;
     let mut found: Vec<Vec<u8>> = Vec::new();
     let (mut seen, now) = (0, ctx.now);
-    // A round past the wanted number looks at no more than ten times as many groups of keys, as in Redis.
+    // One SCAN call inspects at most ten times COUNT groups of keys, as in Redis.
     for _ in 0..options.count.saturating_mul(10) {
         cursor = ctx.db.scan(cursor, |key, item, expires_at| {
             seen += 1;
@@ -53,10 +53,10 @@ fn scan(ctx: &mut Ctx<'_>) -> Done {
     Ok(())
 }
 
-/// Keys that KEYS looks at, some tens of microseconds, before it lets others run.
+/// Keys inspected by KEYS, some tens of microseconds, before it yields the processor.
 const YIELD_EVERY: usize = 512;
 
-/// MATCH, COUNT and TYPE of the SCAN family.
+/// MATCH, COUNT and TYPE options of the SCAN family.
 pub(super) struct ScanOptions<'a> {
     pub(super) pattern: Option<&'a [u8]>,
     pub(super) count: usize,
@@ -64,7 +64,7 @@ pub(super) struct ScanOptions<'a> {
 }
 
 impl<'a> ScanOptions<'a> {
-    /// Reads the options from argument `at` on.
+    /// Parses the options from argument `at` on.
     pub(super) fn read(ctx: &Ctx<'a>, mut at: usize, with_type: bool) -> Result<Self, Error> {
         let mut options = Self { pattern: None, count: 10, kind: None };
         while at < ctx.argc() {
@@ -87,7 +87,7 @@ impl<'a> ScanOptions<'a> {
         Ok(options)
     }
 
-    /// Whether the name fits.
+    /// True if the name matches the pattern.
     pub(super) fn matches(&self, name: &[u8]) -> bool {
         self.pattern.is_none_or(|pattern| pattern == b"*" || glob(pattern, name, false))
     }
@@ -109,7 +109,7 @@ fn keys(ctx: &mut Ctx<'_>) -> Done {
     ctx.db.for_each(|key, _, expires_at| {
         seen += 1;
         if seen.is_multiple_of(YIELD_EVERY) {
-            // Threads that wake up for others' requests do not wait for the end of this one's share of the processor.
+            // Threads that wake up for other requests then need not wait for the end of this thread's time slice.
             std::thread::yield_now();
         }
         if expires_at.is_none_or(|at| at > now) && (pattern == b"*" || glob(pattern, key, false)) {
@@ -121,10 +121,10 @@ fn keys(ctx: &mut Ctx<'_>) -> Done {
     Ok(())
 }
 
-/// Whether `name` fits `pattern`: `*`, `?`, `[a-z]`, `[^a]`, `\` before a character.
+/// Glob-style pattern matching: `*`, `?`, `[a-z]`, `[^a]`, `\` before a character.
 ///
-/// A `*` that fails is tried again one character further, but only the last one: going back to earlier ones can never
-/// help and is what makes patterns like `a*a*a*a*b` explode.
+/// A `*` that fails is retried one character further, but only the last one: backtracking to earlier ones can never
+/// help, and makes patterns like `a*a*a*a*b` exponential.
 pub(crate) fn glob(pattern: &[u8], name: &[u8], any_case: bool) -> bool {
     let (mut p, mut n) = (0, 0);
     let mut retry: Option<(usize, usize)> = None;
@@ -159,7 +159,7 @@ pub(crate) fn glob(pattern: &[u8], name: &[u8], any_case: bool) -> bool {
     }
 }
 
-/// Matches one character against the item at `p`; gives where the next item begins.
+/// Matches one character against the item at `p`; returns the start of the next item.
 fn one(pattern: &[u8], p: usize, c: u8, any_case: bool) -> Option<usize> {
     let fold = |c: u8| if any_case { c.to_ascii_lowercase() } else { c };
     match pattern[p] {
@@ -194,7 +194,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn patterns_match_as_in_redis() {
+    fn glob_patterns_match_as_in_redis() {
         for (pattern, name, wanted) in [
             ("*", "", true),
             ("h?llo", "hello", true),
@@ -218,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pattern_made_to_explode_does_not() {
+    fn glob_with_many_stars_is_not_exponential() {
         let pattern = b"a*".repeat(50);
         assert!(!glob(&[&pattern[..], b"b"].concat(), &[b'a'; 20_000], false));
     }

@@ -1,17 +1,17 @@
-//! Commands in sequence: what waits, what is recorded, what RESP3 shows, which form a value has.
+//! Command sequences: blocking, propagation, RESP3 replies and value encodings.
 
 use moim_wire_resp::Protocol;
 
-use super::trial::{Trial, check};
+use super::harness::{Harness, check};
 use crate::effects;
 
-/// What was recorded since the last look, one command a line.
-fn recorded(trial: &mut Trial) -> String {
-    if trial.fx.is_empty() {
+/// The effects since the last call, one command per line.
+fn recorded(harness: &mut Harness) -> String {
+    if harness.fx.is_empty() {
         return String::new();
     }
-    let (_, commands) = effects::read(trial.fx.payload(0)).unwrap();
-    trial.fx.clear();
+    let (_, commands) = effects::read(harness.fx.payload(0)).unwrap();
+    harness.fx.clear();
     let words = |args: &moim_wire_resp::OwnedArgs| {
         args.args().iter().map(|arg| String::from_utf8_lossy(arg).into_owned()).collect::<Vec<_>>().join(" ")
     };
@@ -19,7 +19,7 @@ fn recorded(trial: &mut Trial) -> String {
 }
 
 #[test]
-fn commands_wait_when_there_is_nothing() {
+fn blocking_commands_block_on_empty_keys() {
     check(
         "blpop a b 0 -> (waits)
          rpush b 1 2 -> :2
@@ -39,22 +39,22 @@ fn commands_wait_when_there_is_nothing() {
 }
 
 #[test]
-fn a_client_that_waits_is_not_woken_by_another_type() {
-    let mut trial = Trial::new();
-    trial.run("set k x");
-    trial.session.resumed = true;
+fn blocked_client_stays_blocked_on_wrong_type() {
+    let mut harness = Harness::new();
+    harness.run("set k x");
+    harness.session.resumed = true;
     for command in
         ["blpop k 0", "blmove k l left left 0", "blmpop 0 1 k left", "bzpopmin k 0", "bzmpop 0 1 k min"]
     {
-        assert_eq!(trial.run(command), "(waits)", "{command}");
+        assert_eq!(harness.run(command), "(waits)", "{command}");
     }
-    trial.session.resumed = false;
-    assert!(trial.run("blpop k 0").starts_with("-WRONGTYPE"));
+    harness.session.resumed = false;
+    assert!(harness.run("blpop k 0").starts_with("-WRONGTYPE"));
 }
 
 #[test]
-fn what_is_recorded_is_safe_to_replay() {
-    let mut trial = Trial::new();
+fn propagated_effects_are_deterministic() {
+    let mut harness = Harness::new();
     for (command, wanted) in [
         ("rpush l a b c d", "rpush l a b c d"),
         ("blpop x l 0", "lpop l"),
@@ -71,19 +71,19 @@ fn what_is_recorded_is_safe_to_replay() {
         ("bzpopmin z 0", "zpopmin z"),
         ("sunionstore gone nothing", ""),
     ] {
-        trial.run(command);
-        assert_eq!(recorded(&mut trial), wanted, "{command}");
+        harness.run(command);
+        assert_eq!(recorded(&mut harness), wanted, "{command}");
     }
-    trial.run("sadd s a b c");
-    trial.fx.clear();
-    let drawn = trial.run("spop s");
-    assert_eq!(recorded(&mut trial), format!("SREM s {drawn}"));
+    harness.run("sadd s a b c");
+    harness.fx.clear();
+    let drawn = harness.run("spop s");
+    assert_eq!(recorded(&mut harness), format!("SREM s {drawn}"));
 }
 
 #[test]
-fn resp3_has_pairs_maps_sets_and_doubles() {
-    let mut trial = Trial::new();
-    trial.protocol = Protocol::Resp3;
+fn resp3_replies_use_maps_sets_and_doubles() {
+    let mut harness = Harness::new();
+    harness.protocol = Protocol::Resp3;
     for (command, wanted) in [
         ("zadd z 1 a 2.5 b", ":2"),
         ("zrange z 0 -1 withscores", "[[a ,1] [b ,2.5]]"),
@@ -97,42 +97,42 @@ fn resp3_has_pairs_maps_sets_and_doubles() {
         ("smembers s", "~[a]"),
         ("lpop nothing 1", "(nil)"),
     ] {
-        assert_eq!(trial.run(command), wanted, "{command}");
+        assert_eq!(harness.run(command), wanted, "{command}");
     }
 }
 
 #[test]
-fn values_change_their_form_at_the_limits() {
-    let mut trial = Trial::new();
-    let encoding = |trial: &mut Trial, key: &str| trial.run(&format!("object encoding {key}"));
+fn encodings_convert_at_the_limits() {
+    let mut harness = Harness::new();
+    let encoding = |harness: &mut Harness, key: &str| harness.run(&format!("object encoding {key}"));
     for n in 0..129 {
-        trial.run(&format!("hset h f{n} v"));
-        trial.run(&format!("zadd z {n} m{n}"));
-        trial.run(&format!("sadd s {n}"));
+        harness.run(&format!("hset h f{n} v"));
+        harness.run(&format!("zadd z {n} m{n}"));
+        harness.run(&format!("sadd s {n}"));
         if n == 127 {
-            assert_eq!(encoding(&mut trial, "h"), "listpack");
-            assert_eq!(encoding(&mut trial, "z"), "listpack");
+            assert_eq!(encoding(&mut harness, "h"), "listpack");
+            assert_eq!(encoding(&mut harness, "z"), "listpack");
         }
     }
-    assert_eq!(encoding(&mut trial, "h"), "hashtable");
-    assert_eq!(encoding(&mut trial, "z"), "skiplist");
-    assert_eq!(encoding(&mut trial, "s"), "intset");
-    trial.run("sadd s x");
-    assert_eq!(encoding(&mut trial, "s"), "hashtable");
-    trial.run("rpush l a");
-    assert_eq!(encoding(&mut trial, "l"), "quicklist");
+    assert_eq!(encoding(&mut harness, "h"), "hashtable");
+    assert_eq!(encoding(&mut harness, "z"), "skiplist");
+    assert_eq!(encoding(&mut harness, "s"), "intset");
+    harness.run("sadd s x");
+    assert_eq!(encoding(&mut harness, "s"), "hashtable");
+    harness.run("rpush l a");
+    assert_eq!(encoding(&mut harness, "l"), "quicklist");
 }
 
-/// Runs a command whose words may have spaces.
-fn run(trial: &mut Trial, words: &[&str]) -> String {
+/// Runs a command whose arguments may contain spaces.
+fn run(harness: &mut Harness, words: &[&str]) -> String {
     let args = moim_wire_resp::OwnedArgs::from_slices(words);
-    trial.run_args(&args).map_or("(waits)".into(), |answer| super::trial::show(&answer))
+    harness.run_args(&args).map_or("(waits)".into(), |reply| super::harness::show(&reply))
 }
 
 #[test]
-fn functions_are_part_of_the_data() {
+fn function_libraries_are_propagated_and_restored() {
     let code = "#!lua name=lib\nlocal function get(keys, args) return redis.call('GET', keys[1]) end\nredis.register_function{function_name='get', callback=get, flags={'no-writes'}}\nredis.register_function('set', function(keys, args) return redis.call('SET', keys[1], args[1]) end)";
-    let (mut one, mut other) = (Trial::new(), Trial::new());
+    let (mut one, mut other) = (Harness::new(), Harness::new());
     assert_eq!(run(&mut one, &["function", "load", code]), "lib");
     assert_eq!(run(&mut one, &["function", "load", code]), "-ERR Library 'lib' already exists");
     assert_eq!(run(&mut one, &["function", "load", "replace", code]), "lib");
@@ -141,26 +141,26 @@ fn functions_are_part_of_the_data() {
     let refused = run(&mut one, &["fcall_ro", "set", "1", "k", "w"]);
     assert_eq!(refused, "-ERR Can not execute a script with write flag using *_ro command.");
     assert_eq!(run(&mut one, &["fcall", "nothing", "0"]), "-ERR Function not found");
-    // What was recorded gives the same on another.
+    // The propagated effects give the same result on another keyspace.
     one.replay(&mut other);
     assert_eq!(run(&mut other, &["fcall", "get", "1", "k"]), "v");
     let listed = run(&mut other, &["function", "list"]);
     assert!(listed.contains("library_name lib engine LUA"), "{listed}");
-    // A payload carries them.
+    // A payload transfers the libraries.
     let dump = moim_wire_resp::OwnedArgs::from_slices(["function", "dump"]);
     let Some(moim_wire_resp::Value::Bulk(payload)) = other.run_args(&dump) else { panic!("no payload") };
     assert_eq!(run(&mut other, &["function", "flush"]), "OK");
     assert_eq!(run(&mut other, &["fcall", "get", "1", "k"]), "-ERR Function not found");
     let restore = moim_wire_resp::OwnedArgs::from_slices([&b"function"[..], b"restore", &payload]);
-    assert_eq!(super::trial::show(&other.run_args(&restore).unwrap()), "OK");
+    assert_eq!(super::harness::show(&other.run_args(&restore).unwrap()), "OK");
     assert_eq!(run(&mut other, &["fcall", "get", "1", "k"]), "v");
     assert_eq!(run(&mut other, &["function", "delete", "lib"]), "OK");
     assert_eq!(run(&mut other, &["function", "delete", "lib"]), "-ERR Library not found");
 }
 
 #[test]
-fn a_library_that_is_wrong_is_not_loaded() {
-    let mut trial = Trial::new();
+fn invalid_function_library_is_rejected() {
+    let mut harness = Harness::new();
     for (code, wanted) in [
         ("return 1", "Missing library metadata"),
         ("#!lua name=a\nreturn 1", "No functions registered"),
@@ -173,38 +173,38 @@ fn a_library_that_is_wrong_is_not_loaded() {
         ("#!lua name=a\nthis is not lua", "Error compiling function"),
         ("#!lua name=a\nwhile true do end", "FUNCTION LOAD timeout"),
     ] {
-        let answer = run(&mut trial, &["function", "load", code]);
-        assert!(answer.starts_with("-ERR") && answer.contains(wanted), "{code}: {answer}");
+        let reply = run(&mut harness, &["function", "load", code]);
+        assert!(reply.starts_with("-ERR") && reply.contains(wanted), "{code}: {reply}");
     }
-    assert_eq!(run(&mut trial, &["function", "list"]), "[]");
+    assert_eq!(run(&mut harness, &["function", "list"]), "[]");
 }
 
 #[test]
-fn scripts_take_as_many_arguments_as_clients_send() {
+fn scripts_accept_as_many_arguments_as_requests() {
     let many = vec!["x"; 20_000];
     let command = [&["eval", "return {#KEYS, #ARGV, ARGV[20000]}", "0"], many.as_slice()].concat();
-    let answer = Trial::new().run_args(&moim_wire_resp::OwnedArgs::from_slices(command)).unwrap();
-    assert_eq!(super::trial::show(&answer), "[:0 :20000 x]");
+    let reply = Harness::new().run_args(&moim_wire_resp::OwnedArgs::from_slices(command)).unwrap();
+    assert_eq!(super::harness::show(&reply), "[:0 :20000 x]");
 }
 
 /// Runs a script with the key `k`.
-fn eval(trial: &mut Trial, script: &str) -> String {
+fn eval(harness: &mut Harness, script: &str) -> String {
     let command = moim_wire_resp::OwnedArgs::from_slices(["eval", script, "1", "k"]);
-    super::trial::show(&trial.run_args(&command).unwrap())
+    super::harness::show(&harness.run_args(&command).unwrap())
 }
 
 #[test]
-fn what_a_script_sets_for_json_ends_with_it() {
-    let mut trial = Trial::new();
-    let mut eval = |script: &str| eval(&mut trial, script);
+fn cjson_settings_are_reset_between_scripts() {
+    let mut harness = Harness::new();
+    let mut eval = |script: &str| eval(&mut harness, script);
     assert_eq!(eval("return cjson.encode_max_depth(1)"), ":1");
     assert_eq!(eval("return cjson.encode({{1}})"), "[[1]]");
 }
 
 #[test]
-fn a_script_that_answers_much_leaves_memory_for_the_next() {
-    let mut trial = Trial::new();
-    let mut eval = |script: &str| eval(&mut trial, script);
+fn large_script_reply_leaves_memory_for_the_next_script() {
+    let mut harness = Harness::new();
+    let mut eval = |script: &str| eval(&mut harness, script);
     assert_eq!(
         eval("return redis.call('setrange', KEYS[1], 140 * 1024 * 1024, 'x')"),
         format!(":{}", (140 << 20) + 1)
@@ -219,18 +219,18 @@ fn a_script_that_answers_much_leaves_memory_for_the_next() {
 }
 
 #[test]
-fn a_script_that_keeps_many_small_answers_runs_out_of_memory_and_not_the_node() {
-    let mut trial = Trial::new();
-    let mut eval = |script: &str| eval(&mut trial, script);
+fn script_with_many_small_replies_hits_the_memory_limit() {
+    let mut harness = Harness::new();
+    let mut eval = |script: &str| eval(&mut harness, script);
     eval("local all = {} for n = 1, 16000 do all[n] = n end redis.call('set', KEYS[1], table.concat(all))");
-    // Room for all of them first: what follows makes nothing but answers.
+    // Allocates the table first: the loop then allocates only replies.
     let keeps = "local kept = {} for n = 1, 6000 do kept[n] = false end
         for n = 1, 6000 do kept[n] = redis.call('getrange', KEYS[1], n, n + 58000) end
         return #kept";
     let failed = eval(keeps);
     assert!(failed.contains("not enough memory"), "{failed}");
     assert_eq!(eval("return 1"), ":1");
-    // Garbage beside much that is kept is found in time.
+    // Garbage is collected in time even if much memory stays in use.
     let litters =
         "local kept = {} for n = 1, 1500 do kept[n] = redis.call('getrange', KEYS[1], n, n + 58000) end
         for n = 1, 9000 do local gone = redis.call('getrange', KEYS[1], n % 5000, n % 5000 + 50000 - n) end
@@ -239,28 +239,28 @@ fn a_script_that_keeps_many_small_answers_runs_out_of_memory_and_not_the_node() 
 }
 
 #[test]
-fn a_claim_that_adds_a_consumer_is_told() {
-    let mut trial = Trial::new();
-    trial.events.notify = crate::events::class::KEYSPACE | crate::events::class::STREAM;
+fn xclaim_of_new_consumer_emits_createconsumer_event() {
+    let mut harness = Harness::new();
+    harness.events.notify = crate::events::class::KEYSPACE | crate::events::class::STREAM;
     for command in ["xadd s 1-1 f v", "xgroup create s g 0", "xreadgroup group g one streams s >"] {
-        trial.run(command);
+        harness.run(command);
     }
-    trial.events.notifications.clear();
+    harness.events.notifications.clear();
     for _ in 0..2 {
-        trial.run("xclaim s g two 0 1-1");
+        harness.run("xclaim s g two 0 1-1");
     }
-    let told: Vec<&str> = trial.events.notifications.iter().map(|told| told.event).collect();
+    let told: Vec<&str> = harness.events.notifications.iter().map(|told| told.event).collect();
     assert_eq!(told, ["xgroup-createconsumer"], "once");
 }
 
 #[test]
-fn commands_of_commands_are_listed_and_need_no_keys() {
-    let mut trial = Trial::new();
-    let all = trial.run("command list");
+fn subcommands_are_listed_without_keys() {
+    let mut harness = Harness::new();
+    let all = harness.run("command list");
     assert!(all.contains(" client|list ") && all.contains(" get "), "{all}");
-    assert!(trial.run("command list filterby pattern config|*").contains("config|get"));
-    assert_eq!(trial.run("command getkeys eval return 0"), "[]");
-    assert!(trial.run("command getkeys get").starts_with("-ERR"));
+    assert!(harness.run("command list filterby pattern config|*").contains("config|get"));
+    assert_eq!(harness.run("command getkeys eval return 0"), "[]");
+    assert!(harness.run("command getkeys get").starts_with("-ERR"));
     for (command, wanted) in [
         ("set k v", "[[k [OW update]]]"),
         ("set k v get", "[[k [RW access update]]]"),
@@ -269,19 +269,19 @@ fn commands_of_commands_are_listed_and_need_no_keys() {
         ("sort a store b", "[[a [RO access]] [b [OW update]]]"),
         ("get k", "[[k [RO access]]]"),
     ] {
-        assert_eq!(trial.run(&format!("command getkeysandflags {command}")), wanted, "{command}");
+        assert_eq!(harness.run(&format!("command getkeysandflags {command}")), wanted, "{command}");
     }
 }
 
 #[test]
-fn a_key_that_comes_to_be_is_told_before_what_made_it() {
-    let mut trial = Trial::new();
+fn new_key_event_precedes_the_command_event() {
+    let mut harness = Harness::new();
     use crate::events::class;
-    trial.events.notify = class::KEYEVENT | class::NEW | class::STRING;
+    harness.events.notify = class::KEYEVENT | class::NEW | class::STRING;
     for command in ["set a 1", "set a 2", "mset {a}1 1 {a}2 2", "get b"] {
-        trial.run(command);
+        harness.run(command);
     }
-    let told = trial.events.notifications.iter();
+    let told = harness.events.notifications.iter();
     let told: Vec<_> =
         told.map(|told| format!("{} {}", told.event, String::from_utf8_lossy(&told.key))).collect();
     let wanted = ["new a", "set a", "set a", "new {a}2", "new {a}1", "set {a}1", "set {a}2"];
@@ -289,14 +289,14 @@ fn a_key_that_comes_to_be_is_told_before_what_made_it() {
 }
 
 #[test]
-fn scripts_do_not_write_without_room() {
-    let mut trial = Trial::new();
-    trial.run("set k 1");
-    trial.run("config set maxmemory 1");
-    let mut eval = |script: &str| eval(&mut trial, script);
+fn scripts_cannot_write_above_maxmemory() {
+    let mut harness = Harness::new();
+    harness.run("set k 1");
+    harness.run("config set maxmemory 1");
+    let mut eval = |script: &str| eval(&mut harness, script);
     assert!(eval("return redis.call('set', KEYS[1], 2)").starts_with("-OOM command not allowed"));
     assert_eq!(eval("return redis.call('get', KEYS[1])"), "1");
     assert_eq!(eval("#!lua flags=allow-oom\nreturn redis.call('set', KEYS[1], 2)"), "OK");
-    // What has begun to write goes on.
+    // A script that has started to write continues.
     assert_eq!(eval("redis.call('del', KEYS[1]) return redis.call('set', KEYS[1], 3)"), "OK");
 }

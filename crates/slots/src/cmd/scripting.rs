@@ -1,4 +1,4 @@
-//! EVAL and its family: scripts, by text or by name.
+//! Script commands: EVAL, EVALSHA and SCRIPT.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -10,11 +10,11 @@ use super::flag::{
     ALLOW_BUSY, LOADING, MAY_REPLICATE, NO_MANDATORY_KEYS, NOSCRIPT, READONLY, SKIP_MONITOR, STALE,
 };
 use super::{Keys, Spec, help};
-use crate::away;
 use crate::busy::Running;
 use crate::ctx::{Ctx, int};
 use crate::error::{Done, Error};
-use crate::script::{self, Ran, Script, sha1};
+use crate::offloaded;
+use crate::script::{self, RunOutcome, Script, sha1};
 use crate::shared::lock;
 
 const GROUP: &str = "scripting";
@@ -22,29 +22,29 @@ const KEYS: Keys = Keys::Counted { at: 2, also: 0 };
 const RUNS: u32 = NOSCRIPT | SKIP_MONITOR | MAY_REPLICATE | NO_MANDATORY_KEYS | STALE;
 const READS: u32 = NOSCRIPT | SKIP_MONITOR | NO_MANDATORY_KEYS | STALE | READONLY;
 
-/// The commands of this file.
+/// Command table of this family.
 #[rustfmt::skip]
 pub(crate) const COMMANDS: &[Spec] = &[
-    Spec::new("eval", -3, RUNS, KEYS, GROUP, "Runs a script", |ctx| eval(ctx, false)),
-    Spec::new("eval_ro", -3, READS, KEYS, GROUP, "Runs a script that does not write", |ctx| eval(ctx, true)),
-    Spec::new("evalsha", -3, RUNS, KEYS, GROUP, "Runs a script by its name", |ctx| evalsha(ctx, false)),
-    Spec::new("evalsha_ro", -3, READS, KEYS, GROUP, "Runs a script that does not write by its name", |ctx| evalsha(ctx, true)),
-    Spec::new("script", -2, 0, Keys::None, GROUP, "Manages scripts", unknown).with(&[
-        Spec::new("script|load", 3, NOSCRIPT | STALE, Keys::None, GROUP, "Keeps a script", load),
-        Spec::new("script|exists", -3, NOSCRIPT, Keys::None, GROUP, "Says which scripts are known", exists),
-        Spec::new("script|flush", -2, NOSCRIPT, Keys::None, GROUP, "Forgets all scripts", flush),
-        Spec::new("script|kill", 2, NOSCRIPT | ALLOW_BUSY, Keys::None, GROUP, "Ends the script that runs", kill),
-        Spec::new("script|debug", 3, NOSCRIPT, Keys::None, GROUP, "Refuses to debug", debug),
-        Spec::new("script|help", 2, LOADING | STALE, Keys::None, GROUP, "Explains the subcommands", script_help),
+    Spec::new("eval", -3, RUNS, KEYS, GROUP, "Executes a server-side Lua script.", |ctx| eval(ctx, false)),
+    Spec::new("eval_ro", -3, READS, KEYS, GROUP, "Executes a read-only server-side Lua script.", |ctx| eval(ctx, true)),
+    Spec::new("evalsha", -3, RUNS, KEYS, GROUP, "Executes a server-side Lua script by SHA1 digest.", |ctx| evalsha(ctx, false)),
+    Spec::new("evalsha_ro", -3, READS, KEYS, GROUP, "Executes a read-only server-side Lua script by SHA1 digest.", |ctx| evalsha(ctx, true)),
+    Spec::new("script", -2, 0, Keys::None, GROUP, "A container for Lua scripts management commands.", unknown).with(&[
+        Spec::new("script|load", 3, NOSCRIPT | STALE, Keys::None, GROUP, "Loads a server-side Lua script to the script cache.", load),
+        Spec::new("script|exists", -3, NOSCRIPT, Keys::None, GROUP, "Determines whether server-side Lua scripts exist in the script cache.", exists),
+        Spec::new("script|flush", -2, NOSCRIPT, Keys::None, GROUP, "Removes all server-side Lua scripts from the script cache.", flush),
+        Spec::new("script|kill", 2, NOSCRIPT | ALLOW_BUSY, Keys::None, GROUP, "Terminates a server-side Lua script during execution.", kill),
+        Spec::new("script|debug", 3, NOSCRIPT, Keys::None, GROUP, "Sets the debug mode of server-side Lua scripts.", debug),
+        Spec::new("script|help", 2, LOADING | STALE, Keys::None, GROUP, "Returns helpful text about the different subcommands.", script_help),
     ]),
 ];
 
-/// To hash and to compile a longer script takes more than a millisecond: that is not for an event loop.
+/// Hashing and compiling a longer script takes more than a millisecond, which is too long for an event loop.
 const LARGE: usize = 64 << 10;
 
 pub(super) type Words<'a> = Vec<&'a [u8]>;
 
-/// Splits the arguments behind the script into keys and others.
+/// Splits the arguments after the script into KEYS and ARGV.
 pub(super) fn parts<'a>(ctx: &Ctx<'a>) -> Result<(Words<'a>, Words<'a>), Error> {
     let count = int(ctx.arg(2))?;
     if count > ctx.argc() as i64 - 3 {
@@ -55,24 +55,24 @@ pub(super) fn parts<'a>(ctx: &Ctx<'a>) -> Result<(Words<'a>, Words<'a>), Error> 
     Ok((keys, ctx.args.iter().skip(3 + count).collect()))
 }
 
-/// Runs the command away from the loops, unless its script has proved to be quick.
-pub(super) fn leaves(ctx: &mut Ctx<'_>, sha: &str) -> bool {
+/// Offloads the command from the event loops, unless its script is known to be quick.
+pub(super) fn maybe_offload(ctx: &mut Ctx<'_>, sha: &str) -> bool {
     if ctx.shared.monitors.any() && !ctx.session.away {
-        // Before its commands, as in Redis.
-        ctx.show_to_monitors();
+        // MONITOR shows EVAL before the commands of the script, as in Redis.
+        ctx.send_to_monitors();
     }
-    !ctx.shared.scripts.is_quick(sha) && leave(ctx)
+    !ctx.shared.scripts.is_quick(sha) && offload(ctx)
 }
 
-/// A script that was thought to be quick is not.
-pub(super) fn left(ctx: &mut Ctx<'_>, ran: Ran) -> Done {
-    match ran {
-        Ran::Left if !leave(ctx) => Err(Error::err("Script stopped: it took too long")),
-        Ran::Left | Ran::Done => Ok(()),
+/// Offloads a script that was expected to be quick and is not.
+pub(super) fn on_outcome(ctx: &mut Ctx<'_>, outcome: RunOutcome) -> Done {
+    match outcome {
+        RunOutcome::Offload if !offload(ctx) => Err(Error::err("Script stopped: it took too long")),
+        RunOutcome::Offload | RunOutcome::Completed => Ok(()),
     }
 }
 
-/// Whether a command names keys, so that a node that does not own them refuses it.
+/// True if the command names keys, so that a node that does not own them redirects it.
 fn names_keys(command: &OwnedArgs) -> bool {
     let (args, mut keys) = (command.args(), Vec::new());
     if let Some(spec) = super::resolve(&args) {
@@ -81,18 +81,18 @@ fn names_keys(command: &OwnedArgs) -> bool {
     !keys.is_empty()
 }
 
-/// Runs the command away from the loops; false where that cannot be.
-fn leave(ctx: &mut Ctx<'_>) -> bool {
+/// Offloads the command to a blocking thread; false where that is not possible.
+fn offload(ctx: &mut Ctx<'_>) -> bool {
     let command = ctx.args.to_owned();
-    away::run(ctx, move |mut away| {
+    offloaded::run(ctx, move |mut away| {
         let (mut session, mut out) = (away.session(), BytesMut::new());
         let (shard, since_ms) = (Arc::clone(&away.shard), away.shared.clock.monotonic_ms());
         let gate = loop {
-            shard.scripts_away.fetch_add(1, Ordering::AcqRel);
+            shard.offloaded_scripts.fetch_add(1, Ordering::AcqRel);
             let (mut turn, is_primary) = away.begin();
             session.asking = is_primary;
             let gate = if is_primary || names_keys(&command) {
-                // Where the lead ended before it ran, keys lead to an error that says where they are.
+                // If leadership is lost before the script runs, its keys lead to an error that redirects the client.
                 *lock(&shard.running) = Some(Running { command: command.clone(), since_ms });
                 let gate = turn.execute(&mut session, &command.args(), &mut out);
                 *lock(&shard.running) = None;
@@ -103,11 +103,11 @@ fn leave(ctx: &mut Ctx<'_>) -> bool {
                 0
             };
             turn.finish();
-            shard.scripts_away.fetch_sub(1, Ordering::AcqRel);
+            shard.offloaded_scripts.fetch_sub(1, Ordering::AcqRel);
             if !session.held {
                 break gate;
             }
-            // Its slot is on the way to another shard; in a moment it is clear whose it is.
+            // The slot is in migration; its owner is decided within moments.
             std::thread::sleep(std::time::Duration::from_millis(2));
         };
         away.answer(out.freeze(), gate);
@@ -119,19 +119,19 @@ fn eval(ctx: &mut Ctx<'_>, read_only: bool) -> Done {
     let source = ctx.arg(1);
     if source.len() > LARGE && !ctx.session.away {
         if ctx.shared.monitors.any() && ctx.may_block() {
-            ctx.show_to_monitors();
+            ctx.send_to_monitors();
         }
-        if leave(ctx) {
+        if offload(ctx) {
             return Ok(());
         }
     }
     let sha = sha1::hex(source);
-    if leaves(ctx, &sha) {
+    if maybe_offload(ctx, &sha) {
         return Ok(());
     }
-    let ran = script::run(ctx, &Script { sha: &sha, source, keys, args, read_only })?;
+    let outcome = script::run(ctx, &Script { sha: &sha, source, keys, args, read_only })?;
     ctx.shared.scripts.add(&sha, source, false);
-    left(ctx, ran)
+    on_outcome(ctx, outcome)
 }
 
 fn evalsha(ctx: &mut Ctx<'_>, read_only: bool) -> Done {
@@ -139,11 +139,11 @@ fn evalsha(ctx: &mut Ctx<'_>, read_only: bool) -> Done {
     let source = ctx.shared.scripts.get(&sha);
     let source = source.ok_or_else(|| Error::coded("NOSCRIPT No matching script. Please use EVAL."))?;
     let (keys, args) = parts(ctx)?;
-    if leaves(ctx, &sha) {
+    if maybe_offload(ctx, &sha) {
         return Ok(());
     }
-    let ran = script::run(ctx, &Script { sha: &sha, source: &source, keys, args, read_only })?;
-    left(ctx, ran)
+    let outcome = script::run(ctx, &Script { sha: &sha, source: &source, keys, args, read_only })?;
+    on_outcome(ctx, outcome)
 }
 
 fn unknown(ctx: &mut Ctx<'_>) -> Done {
@@ -156,7 +156,7 @@ fn unknown(ctx: &mut Ctx<'_>) -> Done {
 
 fn load(ctx: &mut Ctx<'_>) -> Done {
     let source = ctx.arg(2);
-    if source.len() > LARGE && !ctx.session.away && leave(ctx) {
+    if source.len() > LARGE && !ctx.session.away && offload(ctx) {
         return Ok(());
     }
     script::check(source)?;
@@ -186,7 +186,7 @@ fn flush(ctx: &mut Ctx<'_>) -> Done {
     Ok(())
 }
 
-/// Reached only when no script runs: one that does holds the shard.
+/// Reached only while no script runs: a running script holds the shard, and `busy` serves SCRIPT KILL.
 fn kill(_: &mut Ctx<'_>) -> Done {
     Err(Error::coded("NOTBUSY No scripts in execution right now."))
 }

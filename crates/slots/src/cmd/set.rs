@@ -1,8 +1,8 @@
-//! Writing strings whole: SET with all its options, SETNX, SETEX, PSETEX, MSET, MSETNX.
+//! String writes: SET with all its options, SETNX, SETEX, PSETEX, MSET, MSETNX.
 //!
-//! What is recorded says the moment of expiry, never a duration, and no condition: it has been met.
+//! Effects are propagated with an absolute expire time, never a TTL, and without the condition, which was met.
 
-use super::get::answer_string;
+use super::get::reply_string;
 use super::{Keys, Spec, flag::*};
 use crate::ctx::Ctx;
 use crate::error::{Done, Error};
@@ -67,7 +67,7 @@ pub(crate) const COMMANDS: &[Spec] = &[
     ),
 ];
 
-/// A time given with a command: `EX 10`, `PXAT 1700000000000` …
+/// An expire option: `EX 10`, `PXAT 1700000000000` …
 #[derive(Clone, Copy)]
 pub(super) struct Expiry {
     pub(super) in_seconds: bool,
@@ -76,7 +76,7 @@ pub(super) struct Expiry {
 }
 
 impl Expiry {
-    /// The moment in milliseconds since 1970.
+    /// The absolute expire time in milliseconds since 1970.
     pub(super) fn at(&self, ctx: &Ctx<'_>, command: &str) -> Result<i64, Error> {
         let given = ctx.int(self.index)?;
         let wrong = || Error::expire_time(command);
@@ -88,7 +88,7 @@ impl Expiry {
     }
 }
 
-/// `EX|PX|EXAT|PXAT time` at `at`, if it is there.
+/// Parses `EX|PX|EXAT|PXAT time` at `at`, if present.
 pub(super) fn expiry_option(ctx: &Ctx<'_>, at: usize) -> Option<Expiry> {
     let (in_seconds, is_moment) = match ctx.arg(at).to_ascii_uppercase().as_slice() {
         b"EX" => (true, false),
@@ -144,7 +144,7 @@ fn set(ctx: &mut Ctx<'_>) -> Done {
     let options = options(ctx)?;
     let mut expires_at = options.expiry.map(|expiry| expiry.at(ctx, "set")).transpose()?;
     if options.get {
-        answer_string(ctx, key)?;
+        reply_string(ctx, key)?;
     }
     if options.only_new || options.only_old {
         let is_there = ctx.db.contains(key);
@@ -165,10 +165,10 @@ fn set(ctx: &mut Ctx<'_>) -> Done {
     Ok(())
 }
 
-/// Puts the string there and records it with the moment it expires.
+/// Sets the string and propagates it with its absolute expire time.
 fn store(ctx: &mut Ctx<'_>, key: &[u8], value: &[u8], expires_at: Option<i64>) {
     if let Some(at) = expires_at.filter(|at| *at <= ctx.now) {
-        // A moment in the past: as in Redis the key is set and gone at the next look.
+        // An expire time in the past: as in Redis the key is set and expires at the next access.
         let _ = at;
         ctx.db.remove(key);
         ctx.changed_with(key, class::STRING, "set");

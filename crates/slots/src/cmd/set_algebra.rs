@@ -14,21 +14,21 @@ use crate::value::set::Set;
 const GROUP: &str = "set";
 const STORES: u32 = WRITE | DENYOOM;
 
-/// The commands of this file.
+/// Command table of this family.
 #[rustfmt::skip]
 pub(crate) const COMMANDS: &[Spec] = &[
-    Spec::new("sinter", -2, READONLY, Keys::ALL, GROUP, "Gives what all sets have", |ctx| show(ctx, intersection)),
-    Spec::new("sunion", -2, READONLY, Keys::ALL, GROUP, "Gives what any set has", |ctx| show(ctx, union)),
-    Spec::new("sdiff", -2, READONLY, Keys::ALL, GROUP, "Gives what only the first set has", |ctx| show(ctx, difference)),
-    Spec::new("sinterstore", -3, STORES, Keys::ALL, GROUP, "Keeps what all sets have", |ctx| store(ctx, intersection, "sinterstore")),
-    Spec::new("sunionstore", -3, STORES, Keys::ALL, GROUP, "Keeps what any set has", |ctx| store(ctx, union, "sunionstore")),
-    Spec::new("sdiffstore", -3, STORES, Keys::ALL, GROUP, "Keeps what only the first set has", |ctx| store(ctx, difference, "sdiffstore")),
-    Spec::new("sintercard", -3, READONLY, Keys::Counted { at: 1, also: 0 }, GROUP, "Counts what all sets have", sintercard),
+    Spec::new("sinter", -2, READONLY, Keys::ALL, GROUP, "Returns the intersect of multiple sets.", |ctx| show(ctx, intersection)),
+    Spec::new("sunion", -2, READONLY, Keys::ALL, GROUP, "Returns the union of multiple sets.", |ctx| show(ctx, union)),
+    Spec::new("sdiff", -2, READONLY, Keys::ALL, GROUP, "Returns the difference of multiple sets.", |ctx| show(ctx, difference)),
+    Spec::new("sinterstore", -3, STORES, Keys::ALL, GROUP, "Stores the intersect of multiple sets in a key.", |ctx| store(ctx, intersection, "sinterstore")),
+    Spec::new("sunionstore", -3, STORES, Keys::ALL, GROUP, "Stores the union of multiple sets in a key.", |ctx| store(ctx, union, "sunionstore")),
+    Spec::new("sdiffstore", -3, STORES, Keys::ALL, GROUP, "Stores the difference of multiple sets in a key.", |ctx| store(ctx, difference, "sdiffstore")),
+    Spec::new("sintercard", -3, READONLY, Keys::Counted { at: 1, also: 0 }, GROUP, "Returns the number of members of the intersect of multiple sets.", sintercard),
 ];
 
 type Operation = fn(&[Option<&Set>], &Limits) -> Set;
 
-/// The sets at the keys.
+/// The sets at the keys; `None` for missing ones.
 fn sets<'d>(db: &'d Keyspace, keys: impl Iterator<Item = &'d [u8]>) -> Result<Vec<Option<&'d Set>>, Error> {
     keys.map(|key| typed::peek::<Set>(db, key)).collect()
 }
@@ -59,10 +59,10 @@ fn intersection(sets: &[Option<&Set>], limits: &Limits) -> Set {
     result
 }
 
-/// Shows what all sets have, until `show` says that it is enough.
+/// Visits the intersection until `show` returns false.
 fn common(sets: &[Option<&Set>], mut show: impl FnMut(&[u8]) -> bool) {
     let Some(mut sets) = sets.iter().copied().collect::<Option<Vec<&Set>>>() else { return };
-    // The smallest one decides how much there is to look at.
+    // The smallest set bounds the number of lookups.
     sets.sort_by_key(|set| set.len());
     let Some((smallest, others)) = sets.split_first() else { return };
     for member in smallest.iter() {
@@ -106,7 +106,7 @@ fn sintercard(ctx: &mut Ctx<'_>) -> Done {
     Ok(())
 }
 
-/// `LIMIT n` behind the keys; 0 is no limit.
+/// Parses `LIMIT n` after the keys; 0 means no limit.
 pub(crate) fn limit_option(ctx: &Ctx<'_>, mut at: usize) -> Result<usize, Error> {
     let mut limit = 0;
     while at < ctx.argc() {

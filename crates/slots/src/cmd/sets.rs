@@ -1,4 +1,4 @@
-//! SADD and its family: the members of a set. Unions, intersections and differences are in `set_algebra`.
+//! Set commands: SADD and its family. Unions, intersections and differences are in `set_algebra`.
 
 use super::flag::{DENYOOM, FAST, READONLY, WRITE};
 use super::options::{pick_positions, picks, positive, sample, scan_options, write_scan};
@@ -11,19 +11,19 @@ use crate::value::set::Set;
 
 const GROUP: &str = "set";
 
-/// The commands of this file.
+/// Command table of this family.
 #[rustfmt::skip]
 pub(crate) const COMMANDS: &[Spec] = &[
-    Spec::new("sadd", -3, WRITE | DENYOOM | FAST, Keys::ONE, GROUP, "Adds members", sadd),
-    Spec::new("srem", -3, WRITE | FAST, Keys::ONE, GROUP, "Removes members", srem),
-    Spec::new("smove", 4, WRITE | FAST, Keys::TWO, GROUP, "Moves a member to another set", smove),
-    Spec::new("spop", -2, WRITE | FAST, Keys::ONE, GROUP, "Takes random members", spop),
-    Spec::new("scard", 2, READONLY | FAST, Keys::ONE, GROUP, "Counts the members", scard),
-    Spec::new("sismember", 3, READONLY | FAST, Keys::ONE, GROUP, "Says whether a member is there", sismember),
-    Spec::new("smismember", -3, READONLY | FAST, Keys::ONE, GROUP, "Says which members are there", smismember),
-    Spec::new("smembers", 2, READONLY, Keys::ONE, GROUP, "Gives all members", smembers),
-    Spec::new("srandmember", -2, READONLY, Keys::ONE, GROUP, "Gives random members", srandmember),
-    Spec::new("sscan", -3, READONLY, Keys::ONE, GROUP, "Walks over the members", sscan),
+    Spec::new("sadd", -3, WRITE | DENYOOM | FAST, Keys::ONE, GROUP, "Adds one or more members to a set.", sadd),
+    Spec::new("srem", -3, WRITE | FAST, Keys::ONE, GROUP, "Removes one or more members from a set. Deletes the set if the last member was removed.", srem),
+    Spec::new("smove", 4, WRITE | FAST, Keys::TWO, GROUP, "Moves a member from one set to another.", smove),
+    Spec::new("spop", -2, WRITE | FAST, Keys::ONE, GROUP, "Returns one or more random members from a set after removing them. Deletes the set if the last member was popped.", spop),
+    Spec::new("scard", 2, READONLY | FAST, Keys::ONE, GROUP, "Returns the number of members in a set.", scard),
+    Spec::new("sismember", 3, READONLY | FAST, Keys::ONE, GROUP, "Determines whether a member belongs to a set.", sismember),
+    Spec::new("smismember", -3, READONLY | FAST, Keys::ONE, GROUP, "Determines whether multiple members belong to a set.", smismember),
+    Spec::new("smembers", 2, READONLY, Keys::ONE, GROUP, "Returns all members of a set.", smembers),
+    Spec::new("srandmember", -2, READONLY, Keys::ONE, GROUP, "Get one or multiple random members from a set.", srandmember),
+    Spec::new("sscan", -3, READONLY, Keys::ONE, GROUP, "Iterates over members of a set.", sscan),
 ];
 
 fn sadd(ctx: &mut Ctx<'_>) -> Done {
@@ -116,7 +116,7 @@ fn spop(ctx: &mut Ctx<'_>) -> Done {
     if ctx.drop_if_empty::<Set>(key) {
         ctx.rewrite(&[b"DEL", key]);
     } else {
-        // Chance is not repeated elsewhere: what was drawn is recorded.
+        // Random choices are not repeated on replay: the drawn members are propagated as SREM.
         let mut record: Vec<&[u8]> = vec![b"SREM", key];
         record.extend(drawn.iter().map(Vec::as_slice));
         ctx.rewrite(&record);

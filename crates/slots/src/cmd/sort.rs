@@ -1,6 +1,6 @@
 //! SORT and SORT_RO.
 //!
-//! As in every Redis Cluster, BY with a pattern and GET are refused: they would read keys of other slots.
+//! As in every Redis Cluster, BY with a pattern and GET are rejected: they would read keys of other slots.
 
 use moim_wire_resp::Args;
 
@@ -14,14 +14,14 @@ use crate::value::Value;
 use crate::value::list::{End, List};
 use crate::value::number::parse_f64;
 
-/// The commands of this file.
+/// Command table of this family.
 #[rustfmt::skip]
 pub(crate) const COMMANDS: &[Spec] = &[
-    Spec::new("sort", -2, WRITE | DENYOOM | MOVABLEKEYS, Keys::Found { first: 1, find: sort_keys }, "generic", "Sorts a list, a set or a sorted set", |ctx| sort(ctx, true)),
-    Spec::new("sort_ro", -2, READONLY | MOVABLEKEYS, Keys::ONE, "generic", "Sorts a list, a set or a sorted set and keeps nothing", |ctx| sort(ctx, false)),
+    Spec::new("sort", -2, WRITE | DENYOOM | MOVABLEKEYS, Keys::Found { first: 1, find: sort_keys }, "generic", "Sorts the elements in a list, a set, or a sorted set, optionally storing the result.", |ctx| sort(ctx, true)),
+    Spec::new("sort_ro", -2, READONLY | MOVABLEKEYS, Keys::ONE, "generic", "Returns the sorted elements of a list, a set, or a sorted set.", |ctx| sort(ctx, false)),
 ];
 
-/// The key that is sorted, and the last STORE.
+/// The source key and the last STORE key.
 fn sort_keys(args: &Args<'_>, into: &mut Vec<usize>) {
     into.push(1);
     let stores = |at: &usize| args.get(*at).is_some_and(|word| word.eq_ignore_ascii_case(b"STORE"));
@@ -82,7 +82,7 @@ fn sort(ctx: &mut Ctx<'_>, may_store: bool) -> Done {
         Some(Item::Value(Value::List(list))) => list.iter().map(<[u8]>::to_vec).collect(),
         Some(Item::Value(Value::Zset(zset))) => zset.iter().map(|(member, _)| member.to_vec()).collect(),
         Some(Item::Value(Value::Set(set))) => {
-            // A set has no order of its own, and what is kept or given to a script must not depend on chance.
+            // A set has no defined order, but a stored result or one returned to a script must be deterministic.
             if options.unsorted && (options.store.is_some() || ctx.nested) {
                 (options.unsorted, options.by_bytes) = (false, true);
             }

@@ -1,12 +1,13 @@
-//! Groups of consumers: XGROUP, XACK, XPENDING, XCLAIM, XAUTOCLAIM.
+//! Consumer group commands: XGROUP, XACK, XPENDING, XCLAIM, XAUTOCLAIM.
 //!
-//! Who has an entry, since when and how often delivered is recorded as a claim with absolute values, so that every
-//! replica says the same; what is let go because its entry is gone is recorded as acknowledged.
+//! The pending entries list (owner, delivery time, delivery count) is propagated as XCLAIM with absolute values, so
+//! that every replica agrees. A pending entry that is removed because its stream entry was deleted is propagated as
+//! XACK.
 
 use std::sync::Arc;
 
 use super::flag::{DENYOOM, FAST, LOADING, READONLY, STALE, WRITE};
-use super::stream_read::see_consumer;
+use super::stream_read::touch_consumer;
 use super::streams::{any_id, range_end, range_start, strict_id, write_entry, write_id};
 use super::typed;
 use super::{Keys, Spec, help, unknown_subcommand};
@@ -19,21 +20,21 @@ use crate::value::stream::{Id, Stream};
 const GROUP: &str = "stream";
 const KEY: Keys = Keys::Range { first: 2, last: 2, step: 1 };
 
-/// The commands of this file.
+/// Command table of this family.
 #[rustfmt::skip]
 pub(crate) const COMMANDS: &[Spec] = &[
-    Spec::new("xgroup", -2, 0, Keys::None, GROUP, "Creates, changes and removes groups of consumers", |ctx| Err(unknown_subcommand(&ctx.args))).with(&[
-        Spec::new("xgroup|create", -5, WRITE | DENYOOM, KEY, GROUP, "Creates a group", create),
-        Spec::new("xgroup|setid", -5, WRITE, KEY, GROUP, "Sets how far a group has read", setid),
-        Spec::new("xgroup|destroy", 4, WRITE, KEY, GROUP, "Removes a group", destroy),
-        Spec::new("xgroup|createconsumer", 5, WRITE | DENYOOM, KEY, GROUP, "Adds a consumer to a group", createconsumer),
-        Spec::new("xgroup|delconsumer", 5, WRITE, KEY, GROUP, "Takes a consumer out of a group", delconsumer),
-        Spec::new("xgroup|help", 2, LOADING | STALE, Keys::None, GROUP, "Shows what there is", |ctx| help(ctx, HELP)),
+    Spec::new("xgroup", -2, 0, Keys::None, GROUP, "A container for consumer groups commands.", |ctx| Err(unknown_subcommand(&ctx.args))).with(&[
+        Spec::new("xgroup|create", -5, WRITE | DENYOOM, KEY, GROUP, "Creates a consumer group.", create),
+        Spec::new("xgroup|setid", -5, WRITE, KEY, GROUP, "Sets the last-delivered ID of a consumer group.", setid),
+        Spec::new("xgroup|destroy", 4, WRITE, KEY, GROUP, "Destroys a consumer group.", destroy),
+        Spec::new("xgroup|createconsumer", 5, WRITE | DENYOOM, KEY, GROUP, "Creates a consumer in a consumer group.", createconsumer),
+        Spec::new("xgroup|delconsumer", 5, WRITE, KEY, GROUP, "Deletes a consumer from a consumer group.", delconsumer),
+        Spec::new("xgroup|help", 2, LOADING | STALE, Keys::None, GROUP, "Returns helpful text about the different subcommands.", |ctx| help(ctx, HELP)),
     ]),
-    Spec::new("xack", -4, WRITE | FAST, Keys::ONE, GROUP, "Says that entries are done with", xack),
-    Spec::new("xpending", -3, READONLY, Keys::ONE, GROUP, "Shows what was delivered and not acknowledged", xpending),
-    Spec::new("xclaim", -6, WRITE | FAST, Keys::ONE, GROUP, "Gives pending entries to another consumer", xclaim),
-    Spec::new("xautoclaim", -6, WRITE | FAST, Keys::ONE, GROUP, "Gives entries that are pending for long to another consumer", xautoclaim),
+    Spec::new("xack", -4, WRITE | FAST, Keys::ONE, GROUP, "Returns the number of messages that were successfully acknowledged by the consumer group member of a stream.", xack),
+    Spec::new("xpending", -3, READONLY, Keys::ONE, GROUP, "Returns the information and entries from a stream consumer group's pending entries list.", xpending),
+    Spec::new("xclaim", -6, WRITE | FAST, Keys::ONE, GROUP, "Changes, or acquires, ownership of a message in a consumer group, as if the message was delivered a consumer group member.", xclaim),
+    Spec::new("xautoclaim", -6, WRITE | FAST, Keys::ONE, GROUP, "Changes, or acquires, ownership of messages in a consumer group, as if the messages were delivered to as consumer group member.", xautoclaim),
 ];
 
 const HELP: &[&str] = &[
@@ -56,15 +57,21 @@ const HELP: &[&str] = &[
     "    Prints this help.",
 ];
 
-/// An entry that a consumer has now.
+/// A pending entry assigned to a consumer.
 pub(super) struct Claim {
     pub(super) id: Id,
     pub(super) delivered_ms: i64,
     pub(super) deliveries: u64,
 }
 
-/// Records who has which entries now; those with the same time and count in one go.
-pub(super) fn record_claims(ctx: &mut Ctx<'_>, key: &[u8], group: &[u8], consumer: &[u8], claims: &[Claim]) {
+/// Propagates claims; those with the same time and count in one XCLAIM.
+pub(super) fn propagate_claims(
+    ctx: &mut Ctx<'_>,
+    key: &[u8],
+    group: &[u8],
+    consumer: &[u8],
+    claims: &[Claim],
+) {
     let alike = |a: &Claim, b: &Claim| (a.delivered_ms, a.deliveries) == (b.delivered_ms, b.deliveries);
     for run in claims.chunk_by(alike) {
         let ids: Vec<String> = run.iter().map(|claim| claim.id.to_string()).collect();
@@ -83,13 +90,13 @@ pub(super) fn record_claims(ctx: &mut Ctx<'_>, key: &[u8], group: &[u8], consume
     }
 }
 
-/// Records how far a group has read.
-pub(super) fn record_position(ctx: &mut Ctx<'_>, key: &[u8], group: &[u8], position: (Id, Option<u64>)) {
+/// Propagates the last delivered id of a group.
+pub(super) fn propagate_position(ctx: &mut Ctx<'_>, key: &[u8], group: &[u8], position: (Id, Option<u64>)) {
     let (id, count) = (position.0.to_string(), position.1.map_or("-1".to_owned(), |count| count.to_string()));
     ctx.rewrite(&[b"XGROUP", b"SETID", key, group, id.as_bytes(), b"ENTRIESREAD", count.as_bytes()]);
 }
 
-fn record_released(ctx: &mut Ctx<'_>, key: &[u8], group: &[u8], ids: &[Id]) {
+fn propagate_acks(ctx: &mut Ctx<'_>, key: &[u8], group: &[u8], ids: &[Id]) {
     if ids.is_empty() {
         return;
     }
@@ -117,7 +124,7 @@ fn no_key_or_group(key: &[u8], group: &[u8]) -> Error {
     Error::coded(format!("NOGROUP No such key '{}' or consumer group '{}'", text(key), text(group)))
 }
 
-/// The error for a subcommand with arguments it does not take.
+/// The error reply for a subcommand with wrong arguments.
 pub(super) fn bad_subcommand(ctx: &Ctx<'_>) -> Error {
     Error::err(format_args!(
         "unknown subcommand or wrong number of arguments for '{}'. Try {} HELP.",
@@ -126,7 +133,7 @@ pub(super) fn bad_subcommand(ctx: &Ctx<'_>) -> Error {
     ))
 }
 
-/// What CREATE and SETID say behind the id.
+/// Parses the options of CREATE and SETID after the id.
 fn group_options(ctx: &Ctx<'_>, may_make: bool) -> Result<(bool, Option<u64>), Error> {
     let (mut makes, mut entries_read) = (false, None);
     let mut at = 5;
@@ -150,7 +157,7 @@ fn group_options(ctx: &Ctx<'_>, may_make: bool) -> Result<(bool, Option<u64>), E
     Ok((makes, entries_read))
 }
 
-/// The group that XGROUP names.
+/// The group named by XGROUP.
 fn named_group<'d>(ctx: &'d mut Ctx<'_>) -> Result<&'d mut Group, Error> {
     let (key, name) = (ctx.arg(2), ctx.arg(3));
     let stream = typed::get_mut::<Stream>(ctx.db, key)?.ok_or_else(no_key)?;
@@ -198,7 +205,7 @@ fn destroy(ctx: &mut Ctx<'_>) -> Done {
     ctx.out.integer(i64::from(was_there));
     if was_there {
         ctx.changed_with(key, class::STREAM, "xgroup-destroy");
-        // Clients that wait in it hear that it is gone.
+        // Clients blocked in XREADGROUP are woken to receive NOGROUP.
         ctx.ready(key);
     }
     Ok(())
@@ -209,7 +216,7 @@ fn createconsumer(ctx: &mut Ctx<'_>) -> Done {
     let group = named_group(ctx)?;
     let is_new = group.consumer(name).is_none();
     if is_new {
-        group.see(name, now);
+        group.touch_consumer(name, now);
         ctx.changed_with(key, class::STREAM, "xgroup-createconsumer");
     }
     ctx.out.integer(i64::from(is_new));
@@ -315,7 +322,7 @@ fn xpending(ctx: &mut Ctx<'_>) -> Done {
     Ok(())
 }
 
-/// What XCLAIM says behind the ids.
+/// The options of XCLAIM after the ids.
 #[derive(Default)]
 struct ClaimOptions {
     force: bool,
@@ -357,11 +364,11 @@ fn claim_options(ctx: &Ctx<'_>, from: usize) -> Result<ClaimOptions, Error> {
     Ok(options)
 }
 
-/// What a round of claiming did.
+/// The result of a claim.
 #[derive(Default)]
 struct Claimed {
     claims: Vec<Claim>,
-    /// Entries that are gone, and so is what was pending.
+    /// Ids of deleted entries, whose pending entries were removed.
     released: Vec<Id>,
 }
 
@@ -404,7 +411,7 @@ fn xclaim(ctx: &mut Ctx<'_>) -> Done {
                 None if options.just_id => deliveries,
                 None => deliveries + 1,
             };
-            let (owner, is_new) = group.see(consumer, now);
+            let (owner, is_new) = group.touch_consumer(consumer, now);
             adds_consumer |= is_new;
             group.assign(id, &owner, delivered_ms, deliveries);
             claimed.claims.push(Claim { id, delivered_ms, deliveries });
@@ -412,18 +419,18 @@ fn xclaim(ctx: &mut Ctx<'_>) -> Done {
         stream.groups.insert(name.into(), group);
     }
     if adds_consumer {
-        // The claim that is recorded adds it, too.
+        // The propagated claim creates the consumer, too.
         ctx.events.notify(class::STREAM, "xgroup-createconsumer", key);
     }
-    answer_claims(ctx, key, &claimed.claims, options.just_id)?;
+    reply_claims(ctx, key, &claimed.claims, options.just_id)?;
     record(ctx, &claimed);
     if let Some(position) = position {
-        record_position(ctx, key, name, position);
+        propagate_position(ctx, key, name, position);
     }
     Ok(())
 }
 
-fn answer_claims(ctx: &mut Ctx<'_>, key: &[u8], claims: &[Claim], just_id: bool) -> Done {
+fn reply_claims(ctx: &mut Ctx<'_>, key: &[u8], claims: &[Claim], just_id: bool) -> Done {
     ctx.out.array(claims.len());
     let stream = typed::peek::<Stream>(ctx.db, key)?;
     for claim in claims {
@@ -438,13 +445,13 @@ fn answer_claims(ctx: &mut Ctx<'_>, key: &[u8], claims: &[Claim], just_id: bool)
 fn record(ctx: &mut Ctx<'_>, claimed: &Claimed) {
     let (key, group, consumer) = (ctx.arg(1), ctx.arg(2), ctx.arg(3));
     ctx.dirty += (claimed.claims.len() + claimed.released.len()) as u64;
-    record_released(ctx, key, group, &claimed.released);
-    record_claims(ctx, key, group, consumer, &claimed.claims);
-    ctx.record_nothing();
+    propagate_acks(ctx, key, group, &claimed.released);
+    propagate_claims(ctx, key, group, consumer, &claimed.claims);
+    ctx.prevent_propagation();
 }
 
 fn xautoclaim(ctx: &mut Ctx<'_>) -> Done {
-    /// Pending entries that are looked at for each one asked for.
+    /// Pending entries scanned per requested entry.
     const TRIES: usize = 10;
     let idle_ms = ctx.int(4).map_err(|_| Error::err("Invalid min-idle-time argument for XAUTOCLAIM"))?.max(0);
     let start = range_start(ctx.arg(5))?;
@@ -483,7 +490,7 @@ fn xautoclaim(ctx: &mut Ctx<'_>) -> Done {
         }
     }
     let owner: Option<Arc<[u8]>> =
-        if claimed.claims.is_empty() { None } else { see_consumer(ctx, key, name, ctx.arg(3)) };
+        if claimed.claims.is_empty() { None } else { touch_consumer(ctx, key, name, ctx.arg(3)) };
     if let Some(group) = typed::get_mut::<Stream>(ctx.db, key)?.and_then(|stream| stream.groups.get_mut(name))
     {
         for id in &claimed.released {
@@ -495,7 +502,7 @@ fn xautoclaim(ctx: &mut Ctx<'_>) -> Done {
     }
     ctx.out.array(3);
     write_id(&mut ctx.out, cursor);
-    answer_claims(ctx, key, &claimed.claims, just_id)?;
+    reply_claims(ctx, key, &claimed.claims, just_id)?;
     ctx.out.array(claimed.released.len());
     claimed.released.iter().for_each(|id| write_id(&mut ctx.out, *id));
     record(ctx, &claimed);

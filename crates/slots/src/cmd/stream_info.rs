@@ -1,4 +1,4 @@
-//! XINFO: what there is to know about a stream, its groups and their consumers.
+//! XINFO: information about a stream, its groups and consumers.
 
 use moim_wire_resp::Encoder;
 
@@ -15,14 +15,14 @@ use crate::value::stream::{Id, Stream};
 const GROUP: &str = "stream";
 const KEY: Keys = Keys::Range { first: 2, last: 2, step: 1 };
 
-/// The commands of this file.
+/// Command table of this family.
 #[rustfmt::skip]
 pub(crate) const COMMANDS: &[Spec] = &[
-    Spec::new("xinfo", -2, 0, Keys::None, GROUP, "Says what is known about streams", |ctx| Err(unknown_subcommand(&ctx.args))).with(&[
-        Spec::new("xinfo|stream", -3, READONLY, KEY, GROUP, "Says what is known about a stream", stream),
-        Spec::new("xinfo|groups", 3, READONLY, KEY, GROUP, "Lists the groups of a stream", groups),
-        Spec::new("xinfo|consumers", 4, READONLY, KEY, GROUP, "Lists the consumers of a group", consumers),
-        Spec::new("xinfo|help", 2, LOADING | STALE, Keys::None, GROUP, "Shows what there is", |ctx| help(ctx, HELP)),
+    Spec::new("xinfo", -2, 0, Keys::None, GROUP, "A container for stream introspection commands.", |ctx| Err(unknown_subcommand(&ctx.args))).with(&[
+        Spec::new("xinfo|stream", -3, READONLY, KEY, GROUP, "Returns information about a stream.", stream),
+        Spec::new("xinfo|groups", 3, READONLY, KEY, GROUP, "Returns a list of the consumer groups of a stream.", groups),
+        Spec::new("xinfo|consumers", 4, READONLY, KEY, GROUP, "Returns a list of the consumers in a consumer group.", consumers),
+        Spec::new("xinfo|help", 2, LOADING | STALE, Keys::None, GROUP, "Returns helpful text about the different subcommands.", |ctx| help(ctx, HELP)),
     ]),
 ];
 
@@ -68,7 +68,7 @@ fn stream(ctx: &mut Ctx<'_>) -> Done {
     out.bulk(b"radix-tree-keys");
     out.integer(stream.blocks().len() as i64);
     out.bulk(b"radix-tree-nodes");
-    // There is no such tree here; this is about what Redis would have.
+    // There is no radix tree here; this approximates the number of nodes in Redis.
     out.integer(stream.blocks().len() as i64 + 1);
     out.bulk(b"last-generated-id");
     write_id(out, stream.last_id);
@@ -143,7 +143,7 @@ fn everything(out: &mut Encoder<'_>, stream: &Stream, most: usize) {
     }
 }
 
-/// Name, last id, read count and lag.
+/// Writes name, last delivered id, read count and lag.
 fn position(out: &mut Encoder<'_>, name: &[u8], stream: &Stream, group: &Group) {
     out.bulk(b"name");
     out.bulk(name);

@@ -1,7 +1,7 @@
-//! XREAD and XREADGROUP: what came after an id, in one stream or several, and waiting for it.
+//! XREAD and XREADGROUP: entries after an id, in one or several streams, with blocking.
 //!
-//! Reading in a group changes the group. What is recorded says exactly how: the consumer, what is pending for it now
-//! (XCLAIM with time and count), and how far the group has read (XGROUP SETID).
+//! XREADGROUP modifies the group. The changes are propagated exactly: the consumer, its pending entries (XCLAIM with
+//! time and count), and the last delivered id (XGROUP SETID).
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use moim_wire_resp::encode::Kind;
 use moim_wire_resp::{Args, OwnedArgs, Protocol};
 
 use super::flag::{BLOCKING, READONLY, WRITE};
-use super::stream_groups::{Claim, record_claims, record_position};
+use super::stream_groups::{Claim, propagate_claims, propagate_position};
 use super::streams::{strict_id, write_entry, write_id};
 use super::typed;
 use super::{Keys, Spec};
@@ -19,17 +19,17 @@ use crate::events::class;
 use crate::value::stream::{Id, Stream};
 
 const GROUP: &str = "stream";
-/// What a client gets at once that waited and did not say how much it wants.
-const MOST_AFTER_WAITING: usize = 1000;
+/// COUNT default for a client that was blocked.
+const MAX_AFTER_BLOCKING: usize = 1000;
 
-/// The commands of this file.
+/// Command table of this family.
 #[rustfmt::skip]
 pub(crate) const COMMANDS: &[Spec] = &[
-    Spec::new("xread", -4, READONLY | BLOCKING, Keys::Found { first: 0, find: keys }, GROUP, "Gives entries that came after an id, and waits for them", |ctx| xread(ctx, false)),
-    Spec::new("xreadgroup", -7, WRITE | BLOCKING, Keys::Found { first: 0, find: keys }, GROUP, "Gives entries of a group to a consumer, and waits for them", |ctx| xread(ctx, true)),
+    Spec::new("xread", -4, READONLY | BLOCKING, Keys::Found { first: 0, find: keys }, GROUP, "Returns messages from multiple streams with IDs greater than the ones requested. Blocks until a message is available otherwise.", |ctx| xread(ctx, false)),
+    Spec::new("xreadgroup", -7, WRITE | BLOCKING, Keys::Found { first: 0, find: keys }, GROUP, "Returns new or historical messages from a stream for a consumer in a group. Blocks until a message is available otherwise.", |ctx| xread(ctx, true)),
 ];
 
-/// The keys are the first half of what follows STREAMS.
+/// The keys are the first half of the arguments after STREAMS.
 fn keys(args: &Args<'_>, into: &mut Vec<usize>) {
     let mut at = 1;
     while at < args.len() {
@@ -50,20 +50,20 @@ fn keys(args: &Args<'_>, into: &mut Vec<usize>) {
 struct Options<'a> {
     timeout_ms: Option<i64>,
     count: usize,
-    /// Group and consumer.
+    /// Group and consumer (XREADGROUP).
     group: Option<(&'a [u8], &'a [u8])>,
     no_ack: bool,
     keys: Vec<&'a [u8]>,
-    /// Where the ids begin.
+    /// Position of the first id.
     ids_at: usize,
 }
 
-/// From where on a stream is read.
+/// The start position of a read.
 #[derive(Clone, Copy)]
 enum From {
-    /// Behind this id; in a group, of what is pending.
+    /// After this id; in a group, the consumer's own pending entries after it.
     After(Id),
-    /// `>`: what nobody in the group has.
+    /// `>`: entries never delivered to the group.
     New,
 }
 
@@ -133,7 +133,7 @@ fn timeout(text: &[u8]) -> Result<i64, Error> {
     }
 }
 
-/// Where to read each stream from.
+/// Resolves the start position of each stream.
 fn starts(ctx: &mut Ctx<'_>, options: &Options<'_>) -> Result<Vec<From>, Error> {
     let mut starts = Vec::with_capacity(options.keys.len());
     for (at, key) in options.keys.iter().enumerate() {
@@ -214,7 +214,7 @@ fn xread(ctx: &mut Ctx<'_>, in_group: bool) -> Done {
     Ok(())
 }
 
-/// Whether a stream has an answer now.
+/// True if a stream has entries to return now.
 fn has_some(ctx: &Ctx<'_>, key: &[u8], from: From, options: &Options<'_>) -> bool {
     let Ok(Some(stream)) = typed::peek::<Stream>(ctx.db, key) else { return false };
     let after = match (from, options.group) {
@@ -226,12 +226,13 @@ fn has_some(ctx: &Ctx<'_>, key: &[u8], from: From, options: &Options<'_>) -> boo
     stream.last_entry_id().is_some_and(|last| last > after)
 }
 
-/// Waits for an entry. What `$` meant when the client came is what it means when the command runs again.
+/// Blocks the client. `$` is replaced by the last id at the time of the call, so that it keeps its meaning when the
+/// command is executed again.
 fn wait(ctx: &mut Ctx<'_>, options: &Options<'_>, starts: &[From], timeout_ms: i64) {
     let keys = options.keys.iter().map(|&key| key.into()).collect();
     ctx.block(keys, timeout_ms, OnTimeout::NullArray);
     let Some(block) = &mut ctx.session.block else { return };
-    block.on_gone = options.group.is_some();
+    block.wake_on_delete = options.group.is_some();
     let mut words: Vec<Vec<u8>> = ctx.args.iter().map(<[u8]>::to_vec).collect();
     for (word, from) in words[options.ids_at..].iter_mut().zip(starts) {
         if let From::After(id) = from {
@@ -242,7 +243,7 @@ fn wait(ctx: &mut Ctx<'_>, options: &Options<'_>, starts: &[From], timeout_ms: i
 }
 
 fn most(ctx: &Ctx<'_>, count: usize) -> usize {
-    if ctx.session.resumed && count == usize::MAX { MOST_AFTER_WAITING } else { count }
+    if ctx.session.resumed && count == usize::MAX { MAX_AFTER_BLOCKING } else { count }
 }
 
 fn read(ctx: &mut Ctx<'_>, key: &[u8], after: Id, options: &Options<'_>) -> Done {
@@ -259,11 +260,11 @@ fn read(ctx: &mut Ctx<'_>, key: &[u8], after: Id, options: &Options<'_>) -> Done
     Ok(())
 }
 
-/// Notes that a consumer was here. It is created when it is new, which is recorded.
-pub(super) fn see_consumer(ctx: &mut Ctx<'_>, key: &[u8], group: &[u8], name: &[u8]) -> Option<Arc<[u8]>> {
+/// Updates the consumer's seen time. A new consumer is created, which is propagated.
+pub(super) fn touch_consumer(ctx: &mut Ctx<'_>, key: &[u8], group: &[u8], name: &[u8]) -> Option<Arc<[u8]>> {
     let now = ctx.now;
     let stream = typed::get_mut::<Stream>(ctx.db, key).ok()??;
-    let (name, is_new) = stream.groups.get_mut(group)?.see(name, now);
+    let (name, is_new) = stream.groups.get_mut(group)?.touch_consumer(name, now);
     if is_new {
         ctx.changed_with(key, class::STREAM, "xgroup-createconsumer");
         ctx.rewrite(&[b"XGROUP", b"CREATECONSUMER", key, group, &name]);
@@ -271,11 +272,11 @@ pub(super) fn see_consumer(ctx: &mut Ctx<'_>, key: &[u8], group: &[u8], name: &[
     Some(name)
 }
 
-/// Gives a consumer what nobody in its group has.
+/// Delivers entries never delivered to the group.
 fn read_new(ctx: &mut Ctx<'_>, key: &[u8], group: &[u8], name: &[u8], options: &Options<'_>) -> Done {
     let most = most(ctx, options.count);
     let now = ctx.now;
-    let Some(consumer) = see_consumer(ctx, key, group, name) else { return Err(Error::NO_SUCH_KEY) };
+    let Some(consumer) = touch_consumer(ctx, key, group, name) else { return Err(Error::NO_SUCH_KEY) };
     let stream = typed::get_mut::<Stream>(ctx.db, key)?.ok_or(Error::NO_SUCH_KEY)?;
     let mut read = stream.groups.remove(group).ok_or(Error::NO_SUCH_KEY)?;
     let entries = ctx.out.defer(Kind::Array);
@@ -287,7 +288,7 @@ fn read_new(ctx: &mut Ctx<'_>, key: &[u8], group: &[u8], name: &[u8], options: &
         }
     }
     for claim in &claims {
-        // A gap ahead makes the count useless; at the end of the stream it can be known again.
+        // A deletion ahead invalidates the read counter; at the end of the stream it is known again.
         read.entries_read = match read.entries_read {
             Some(count) if !stream.has_gaps_from(claim.id) => Some(count + 1),
             known if stream.added == 0 => known,
@@ -303,16 +304,16 @@ fn read_new(ctx: &mut Ctx<'_>, key: &[u8], group: &[u8], name: &[u8], options: &
     stream.groups.insert(group.into(), read);
     ctx.dirty += 1;
     if !options.no_ack {
-        record_claims(ctx, key, group, &consumer, &claims);
+        propagate_claims(ctx, key, group, &consumer, &claims);
     }
-    record_position(ctx, key, group, position);
+    propagate_position(ctx, key, group, position);
     Ok(())
 }
 
-/// Gives a consumer what it was given before and has not acknowledged.
+/// Delivers the consumer's own pending entries again.
 fn read_pending(ctx: &mut Ctx<'_>, key: &[u8], group: &[u8], name: &[u8], after: Id, count: usize) -> Done {
     let now = ctx.now;
-    let Some(consumer) = see_consumer(ctx, key, group, name) else { return Err(Error::NO_SUCH_KEY) };
+    let Some(consumer) = touch_consumer(ctx, key, group, name) else { return Err(Error::NO_SUCH_KEY) };
     let stream = typed::get_mut::<Stream>(ctx.db, key)?.ok_or(Error::NO_SUCH_KEY)?;
     let mut read = stream.groups.remove(group).ok_or(Error::NO_SUCH_KEY)?;
     let from = after.next().and_then(|start| read.consumer(name).map(|consumer| (start, consumer)));
@@ -336,6 +337,6 @@ fn read_pending(ctx: &mut Ctx<'_>, key: &[u8], group: &[u8], name: &[u8], after:
         }
     }
     stream.groups.insert(group.into(), read);
-    record_claims(ctx, key, group, &consumer, &claims);
+    propagate_claims(ctx, key, group, &consumer, &claims);
     Ok(())
 }

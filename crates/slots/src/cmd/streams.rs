@@ -1,7 +1,8 @@
-//! Streams: XADD, XTRIM, XDEL, XLEN, XRANGE, XREVRANGE, XSETID; and how ids are read and entries are answered.
+//! Stream commands: XADD, XTRIM, XDEL, XLEN, XRANGE, XREVRANGE, XSETID; and the parsing of ids and encoding of
+//! entries.
 //!
-//! What is recorded never depends on the clock or on how entries lie in blocks: an id that was drawn is written out, and
-//! a trimming that stops at blocks becomes one to the exact length.
+//! Effects never depend on the clock or on the block layout: a generated id is propagated explicitly, and approximate
+//! trimming as trimming to the exact resulting length.
 
 use moim_wire_resp::Encoder;
 
@@ -15,26 +16,26 @@ use crate::value::stream::{Entry, Id, Keep, Stream};
 
 const GROUP: &str = "stream";
 
-/// The commands of this file.
+/// Command table of this family.
 #[rustfmt::skip]
 pub(crate) const COMMANDS: &[Spec] = &[
-    Spec::new("xadd", -5, WRITE | DENYOOM | FAST, Keys::ONE, GROUP, "Adds an entry to a stream", xadd),
-    Spec::new("xtrim", -4, WRITE, Keys::ONE, GROUP, "Lets the oldest entries of a stream go", xtrim),
-    Spec::new("xdel", -3, WRITE | FAST, Keys::ONE, GROUP, "Takes entries out of a stream", xdel),
-    Spec::new("xlen", 2, READONLY | FAST, Keys::ONE, GROUP, "Counts the entries of a stream", xlen),
-    Spec::new("xrange", -4, READONLY, Keys::ONE, GROUP, "Gives entries between two ids", |ctx| xrange(ctx, false)),
-    Spec::new("xrevrange", -4, READONLY, Keys::ONE, GROUP, "Gives entries between two ids, from the end", |ctx| xrange(ctx, true)),
-    Spec::new("xsetid", -3, WRITE | DENYOOM | FAST, Keys::ONE, GROUP, "Sets the last id of a stream", xsetid),
+    Spec::new("xadd", -5, WRITE | DENYOOM | FAST, Keys::ONE, GROUP, "Appends a new message to a stream.", xadd),
+    Spec::new("xtrim", -4, WRITE, Keys::ONE, GROUP, "Deletes messages from the beginning of a stream.", xtrim),
+    Spec::new("xdel", -3, WRITE | FAST, Keys::ONE, GROUP, "Returns the number of messages after removing them from a stream.", xdel),
+    Spec::new("xlen", 2, READONLY | FAST, Keys::ONE, GROUP, "Returns the number of messages in a stream.", xlen),
+    Spec::new("xrange", -4, READONLY, Keys::ONE, GROUP, "Returns the messages from a stream within a range of IDs.", |ctx| xrange(ctx, false)),
+    Spec::new("xrevrange", -4, READONLY, Keys::ONE, GROUP, "Returns the messages from a stream within a range of IDs in reverse order.", |ctx| xrange(ctx, true)),
+    Spec::new("xsetid", -3, WRITE | DENYOOM | FAST, Keys::ONE, GROUP, "An internal command for replicating stream values.", xsetid),
 ];
 
-/// Elements of an entry together.
+/// Maximum total size of an entry.
 const MAX_ENTRY_BYTES: usize = 1 << 30;
 
 fn bad_id() -> Error {
     Error::err("Invalid stream ID specified as stream command argument")
 }
 
-/// `ms` or `ms-seq`; what is missing is `missing`. Neither `-` nor `+`.
+/// Parses `ms` or `ms-seq`, with `missing` for an absent sequence. Neither `-` nor `+`.
 pub(super) fn strict_id(text: &[u8], missing: u64) -> Result<Id, Error> {
     let text = std::str::from_utf8(text).map_err(|_| bad_id())?;
     let number = |text: &str| text.parse::<u64>().map_err(|_| bad_id());
@@ -47,7 +48,7 @@ pub(super) fn strict_id(text: &[u8], missing: u64) -> Result<Id, Error> {
     }
 }
 
-/// The same, and `-` and `+` for the ends.
+/// Parses an id, or `-` and `+` for the lowest and highest.
 pub(super) fn any_id(text: &[u8], missing: u64) -> Result<Id, Error> {
     match text {
         b"-" => Ok(Id::MIN),
@@ -56,7 +57,7 @@ pub(super) fn any_id(text: &[u8], missing: u64) -> Result<Id, Error> {
     }
 }
 
-/// The lower end of a range; `(` leaves the id out.
+/// Parses the start of a range; `(` makes it exclusive.
 pub(super) fn range_start(text: &[u8]) -> Result<Id, Error> {
     match text {
         [b'(', rest @ ..] if !rest.is_empty() => {
@@ -66,7 +67,7 @@ pub(super) fn range_start(text: &[u8]) -> Result<Id, Error> {
     }
 }
 
-/// The upper end.
+/// Parses the end of a range; `(` makes it exclusive.
 pub(super) fn range_end(text: &[u8]) -> Result<Id, Error> {
     match text {
         [b'(', rest @ ..] if !rest.is_empty() => {
@@ -76,12 +77,12 @@ pub(super) fn range_end(text: &[u8]) -> Result<Id, Error> {
     }
 }
 
-/// Answers with an id.
+/// Replies with an id.
 pub(super) fn write_id(out: &mut Encoder<'_>, id: Id) {
     out.bulk(id.to_string().as_bytes());
 }
 
-/// Answers with an entry: its id, then fields and values.
+/// Replies with an entry: its id, then fields and values.
 pub(super) fn write_entry(out: &mut Encoder<'_>, entry: &Entry<'_>) {
     out.array(2);
     write_id(out, entry.id);
@@ -92,21 +93,21 @@ pub(super) fn write_entry(out: &mut Encoder<'_>, entry: &Entry<'_>) {
     }
 }
 
-/// How XADD and XTRIM shorten a stream.
+/// The trimming strategy of XADD and XTRIM.
 #[derive(Clone, Copy)]
 struct Trim {
     keep: Keep,
-    /// `~`: whole blocks only.
+    /// `~`: approximate, whole blocks only.
     is_about: bool,
     limit: u64,
 }
 
-/// Which id XADD asks for.
+/// The id argument of XADD.
 #[derive(Clone, Copy)]
 enum Wanted {
-    /// `*`
+    /// `*`: fully generated id.
     Next,
-    /// `ms-*`
+    /// `ms-*`: generated sequence.
     NextOf(u64),
     Exactly(Id),
 }
@@ -116,11 +117,11 @@ struct Options {
     trim: Option<Trim>,
     only_if_there: bool,
     wanted: Option<Wanted>,
-    /// Where the id is.
+    /// Position of the id.
     id_at: usize,
 }
 
-/// The options of XADD (up to the id) and of XTRIM.
+/// Parses the options of XADD (up to the id) and of XTRIM.
 fn options(ctx: &Ctx<'_>, adds: bool) -> Result<Options, Error> {
     let mut options = Options::default();
     let (mut keep, mut is_about, mut limit) = (None, false, None);
@@ -192,7 +193,7 @@ fn trim(
     let limit = match limit {
         Some(limit) => limit,
         None if !is_about => 0,
-        // A hundred blocks at a time.
+        // The default LIMIT is a hundred blocks.
         None => match 100 * ctx.limits().stream_entries as u64 {
             0 => 10_000,
             limit => limit.min(1_000_000),
@@ -211,7 +212,7 @@ fn wanted(text: &[u8]) -> Result<Wanted, Error> {
     }
 }
 
-/// The id of a new entry behind `last`, if there is one as wanted.
+/// The id of a new entry after `last`; `None` if the requested id is not greater.
 fn new_id(wanted: Wanted, last: Id, now: i64) -> Option<Id> {
     let now = u64::try_from(now).unwrap_or(0);
     match wanted {
@@ -272,14 +273,14 @@ fn xadd(ctx: &mut Ctx<'_>) -> Done {
         recorded.extend(pairs.iter().flat_map(|(field, value)| [*field, *value]));
         ctx.rewrite(&recorded);
         if gone > 0 {
-            record_trim(ctx, key, length);
+            propagate_trim(ctx, key, length);
         }
     }
     Ok(())
 }
 
-/// To this length, however it was asked for.
-fn record_trim(ctx: &mut Ctx<'_>, key: &[u8], length: u64) {
+/// Propagates a trim to this exact length, whatever the requested strategy.
+fn propagate_trim(ctx: &mut Ctx<'_>, key: &[u8], length: u64) {
     ctx.rewrite(&[b"XTRIM", key, b"MAXLEN", b"=", length.to_string().as_bytes()]);
 }
 
@@ -293,7 +294,7 @@ fn xtrim(ctx: &mut Ctx<'_>) -> Done {
     ctx.out.integer(gone as i64);
     if gone > 0 {
         ctx.changed_with(key, class::STREAM, "xtrim");
-        record_trim(ctx, key, length);
+        propagate_trim(ctx, key, length);
     }
     Ok(())
 }

@@ -1,16 +1,16 @@
-//! MULTI, EXEC, DISCARD, WATCH, UNWATCH.
+//! Transactions: MULTI, EXEC, DISCARD, WATCH, UNWATCH.
 //!
-//! EXEC runs its commands under one lock and records them in one frame: others see all of them or none, also after a
-//! crash. As in Redis, a command that fails does not undo the others.
+//! EXEC runs its commands under one lock and propagates them as one batch: other clients see all of them or none,
+//! also after a crash. As in Redis, a command that fails does not roll back the others.
 
 use std::collections::BTreeSet;
 use std::sync::atomic::Ordering;
 
 use super::{Keys, Spec, flag::*};
-use crate::cluster::{Asked, route};
+use crate::cluster::{RouteRequest, route};
 use crate::ctx::{Ctx, Mode};
 use crate::error::{Done, Error};
-use crate::session::{Multi, Session, kept_bytes};
+use crate::session::{Multi, Session, registration_bytes};
 use crate::shard::Role;
 
 const FLAGS: u32 = NOSCRIPT | LOADING | STALE | FAST | ALLOW_BUSY;
@@ -68,7 +68,7 @@ fn discard(ctx: &mut Ctx<'_>) -> Done {
     Ok(())
 }
 
-/// Forgets the transaction and what it watched.
+/// Discards the MULTI state and the watched keys.
 pub(super) fn discard_all(ctx: &mut Ctx<'_>) {
     ctx.session.multi = None;
     unwatch_all(ctx);
@@ -90,7 +90,7 @@ fn watch(ctx: &mut Ctx<'_>) -> Done {
     for key in ctx.args.from(1).iter() {
         if !watched.iter().any(|known| **known == *key) {
             watched.push(key.into());
-            *watched_bytes += kept_bytes(key);
+            *watched_bytes += registration_bytes(key);
             ctx.events.watch(*id, key, watch_flag);
         }
     }
@@ -105,13 +105,13 @@ fn exec(ctx: &mut Ctx<'_>) -> Done {
     let now = ctx.now;
     let has_expired = |key: &[u8]| ctx.db.expiry(key).flatten().is_some_and(|at| at <= now);
     let is_dirty = ctx.session.is_dirty() || ctx.session.watched.iter().any(|key| has_expired(key));
-    // That a watched key has changed is news about it.
+    // EXEC failing because of a watched key reveals its change, so the reply waits for that commit.
     for key in &ctx.session.watched {
         let hash = ctx.db.id_of(key).hash;
         ctx.events.gate = ctx.events.gate.max(ctx.events.hazards.of(hash));
     }
     unwatch_all(ctx);
-    if multi.broken {
+    if multi.dirty_exec {
         return Err(Error::EXEC_ABORT);
     }
     if let Some(why) = &multi.refused {
@@ -122,19 +122,19 @@ fn exec(ctx: &mut Ctx<'_>) -> Done {
         ctx.out.null_array();
         return Ok(());
     }
-    if crate::ops::is_about_the_cluster(&multi.commands) {
-        return crate::ops::ask_several(ctx, &multi.commands);
+    if crate::ops::is_cluster_transaction(&multi.commands) {
+        return crate::ops::submit_transaction(ctx, &multi.commands);
     }
     ctx.out.array(multi.commands.len());
     for (spec, command) in &multi.commands {
         ctx.call(spec, command);
     }
-    // The commands were recorded by themselves.
-    ctx.record_nothing();
+    // The commands have propagated their own effects.
+    ctx.prevent_propagation();
     Ok(())
 }
 
-/// The keys of all commands are of one slot, and it is still ours.
+/// Checks that the keys of all commands belong to one slot that is still served here.
 fn check_slots(ctx: &Ctx<'_>, multi: &Multi) -> Done {
     let (mut slot, mut keys, mut places) = (None, BTreeSet::new(), Vec::new());
     for (spec, command) in &multi.commands {
@@ -152,7 +152,7 @@ fn check_slots(ctx: &Ctx<'_>, multi: &Multi) -> Done {
         }
     }
     let Some(shard) = &ctx.session.shard else { return Ok(()) };
-    // It was queued while this node led, perhaps, and it does no more.
+    // The commands may have been queued while this node was primary, and it no longer is.
     if shard.role() == Role::Loading && !multi.commands.is_empty() {
         return Err(Error::LOADING);
     }
@@ -166,9 +166,9 @@ fn check_slots(ctx: &Ctx<'_>, multi: &Multi) -> Done {
     }
     let view = ctx.shared.view.load();
     let is_moving = view.moving.iter().any(|(moving, ..)| *moving == slot);
-    // Keys may have left since the commands were queued.
+    // Keys may have migrated since the commands were queued.
     let missing = keys.iter().filter(|key| is_moving && !ctx.db.contains(key)).count();
-    let asked = Asked {
+    let asked = RouteRequest {
         slot,
         shard: shard.index,
         is_primary: ctx.mode == Mode::Primary,

@@ -1,6 +1,6 @@
-//! How commands reach values of their type: look, change, create, and let go what became empty.
+//! Typed access to values: read, modify, create, and delete the key of an empty collection.
 //!
-//! The functions take the keyspace alone, so that a command can write its answer while it looks at a value.
+//! The functions borrow only the keyspace, so that a command can write its reply while it reads a value.
 
 use crate::ctx::Ctx;
 use crate::error::Error;
@@ -13,12 +13,12 @@ use crate::value::set::Set;
 use crate::value::stream::Stream;
 use crate::value::zset::Zset;
 
-/// A type of value.
+/// A value type.
 pub(crate) trait Typed: Default {
     fn of(value: &Value) -> Option<&Self>;
     fn of_mut(value: &mut Value) -> Option<&mut Self>;
     fn into_value(self) -> Value;
-    fn has_none(&self) -> bool;
+    fn is_empty_collection(&self) -> bool;
 }
 
 macro_rules! typed {
@@ -36,7 +36,7 @@ macro_rules! typed {
                 Value::$name(self)
             }
 
-            fn has_none(&self) -> bool {
+            fn is_empty_collection(&self) -> bool {
                 self.is_empty()
             }
         }
@@ -58,23 +58,23 @@ impl Typed for Stream {
         Value::Stream(Box::new(self))
     }
 
-    /// A stream without entries is still one: it has groups, and a last id.
-    fn has_none(&self) -> bool {
+    /// An empty stream still exists: it has groups and a last id.
+    fn is_empty_collection(&self) -> bool {
         false
     }
 }
 
-/// The value at a key, for reading; the access is noted.
+/// The value at a key, for reading; updates its access information.
 pub(crate) fn get<'d, T: Typed>(db: &'d mut Keyspace, key: &[u8]) -> Result<Option<&'d T>, Error> {
     of_item(db.touch(key))
 }
 
-/// The same without noting the access, so that several values can be looked at together.
+/// The value at a key without updating its access information, so that several values can be borrowed together.
 pub(crate) fn peek<'d, T: Typed>(db: &'d Keyspace, key: &[u8]) -> Result<Option<&'d T>, Error> {
     of_item(db.get(key))
 }
 
-/// The string at a key.
+/// The string at a key, without updating its access information.
 pub(crate) fn peek_string<'d>(db: &'d Keyspace, key: &[u8]) -> Result<Option<&'d [u8]>, Error> {
     match db.get(key) {
         None => Ok(None),
@@ -91,7 +91,7 @@ fn of_item<T: Typed>(item: Option<Item<'_>>) -> Result<Option<&T>, Error> {
     }
 }
 
-/// The value at a key, to change it.
+/// The value at a key, for modification.
 pub(crate) fn get_mut<'d, T: Typed>(db: &'d mut Keyspace, key: &[u8]) -> Result<Option<&'d mut T>, Error> {
     if get::<T>(db, key)?.is_none() {
         return Ok(None);
@@ -102,7 +102,7 @@ pub(crate) fn get_mut<'d, T: Typed>(db: &'d mut Keyspace, key: &[u8]) -> Result<
     }
 }
 
-/// The value at a key, an empty one if there was none. The caller puts something into it.
+/// The value at a key, created empty if missing. The caller must add an element.
 pub(crate) fn create<'d, T: Typed>(db: &'d mut Keyspace, key: &[u8]) -> Result<&'d mut T, Error> {
     if get::<T>(db, key)?.is_none() {
         db.put(key, T::default().into_value(), None);
@@ -111,20 +111,19 @@ pub(crate) fn create<'d, T: Typed>(db: &'d mut Keyspace, key: &[u8]) -> Result<&
 }
 
 impl Ctx<'_> {
-    /// Up to where values keep their small forms.
+    /// Limits of the compact encodings.
     pub(crate) fn limits(&self) -> Limits {
         self.shared.settings.limits()
     }
 
-    /// A key whose value has become empty is gone. Answers whether it is.
+    /// Deletes the key if its value became empty. Returns whether it did.
     pub(crate) fn drop_if_empty<T: Typed>(&mut self, key: &[u8]) -> bool {
-        matches!(peek::<T>(self.db, key), Ok(Some(value)) if value.has_none()) && self.delete(key)
+        matches!(peek::<T>(self.db, key), Ok(Some(value)) if value.is_empty_collection()) && self.delete(key)
     }
 
-    /// Puts a value at a key in place of whatever there was, or lets the key go when the value is empty.
-    /// Answers whether there is a value now.
+    /// Replaces the value at a key, or deletes the key if the value is empty. Returns whether a value exists now.
     pub(crate) fn store<T: Typed>(&mut self, key: &[u8], value: T, class: u32, event: &'static str) -> bool {
-        if value.has_none() {
+        if value.is_empty_collection() {
             self.delete(key);
             return false;
         }
@@ -134,7 +133,7 @@ impl Ctx<'_> {
     }
 }
 
-/// `start` and `stop` as ranks of something with `len` elements: negative ones count from the end.
+/// Resolves `start` and `stop`, negative ones from the end, to a range of ranks below `len`.
 pub(crate) fn rank_range(start: i64, stop: i64, len: usize) -> std::ops::Range<usize> {
     let len = len as i64;
     let from_end = |index: i64| if index < 0 { len.saturating_add(index) } else { index };
@@ -147,7 +146,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ranges_count_from_both_ends() {
+    fn rank_ranges_resolve_negative_indexes() {
         for (start, stop, len, range) in [
             (0, -1, 3, 0..3),
             (-2, -1, 3, 1..3),

@@ -1,4 +1,4 @@
-//! ZUNION, ZINTER, ZDIFF, their STORE forms and ZINTERCARD. Plain sets count as sorted sets of score 1.
+//! ZUNION, ZINTER, ZDIFF, their STORE forms and ZINTERCARD. Plain sets are treated as sorted sets of score 1.
 
 use hashbrown::HashMap;
 use moim_wire_resp::Protocol;
@@ -20,16 +20,16 @@ const SHOWS: Keys = Keys::Counted { at: 1, also: 0 };
 const STORES: Keys = Keys::Counted { at: 2, also: 1 };
 const WRITES: u32 = WRITE | DENYOOM;
 
-/// The commands of this file.
+/// Command table of this family.
 #[rustfmt::skip]
 pub(crate) const COMMANDS: &[Spec] = &[
-    Spec::new("zunion", -3, READONLY, SHOWS, GROUP, "Gives what any sorted set has", |ctx| show(ctx, Operation::Union, "zunion")),
-    Spec::new("zinter", -3, READONLY, SHOWS, GROUP, "Gives what all sorted sets have", |ctx| show(ctx, Operation::Inter, "zinter")),
-    Spec::new("zdiff", -3, READONLY, SHOWS, GROUP, "Gives what only the first sorted set has", |ctx| show(ctx, Operation::Diff, "zdiff")),
-    Spec::new("zunionstore", -4, WRITES, STORES, GROUP, "Keeps what any sorted set has", |ctx| store(ctx, Operation::Union, "zunionstore")),
-    Spec::new("zinterstore", -4, WRITES, STORES, GROUP, "Keeps what all sorted sets have", |ctx| store(ctx, Operation::Inter, "zinterstore")),
-    Spec::new("zdiffstore", -4, WRITES, STORES, GROUP, "Keeps what only the first sorted set has", |ctx| store(ctx, Operation::Diff, "zdiffstore")),
-    Spec::new("zintercard", -3, READONLY, SHOWS, GROUP, "Counts what all sorted sets have", zintercard),
+    Spec::new("zunion", -3, READONLY, SHOWS, GROUP, "Returns the union of multiple sorted sets.", |ctx| show(ctx, Operation::Union, "zunion")),
+    Spec::new("zinter", -3, READONLY, SHOWS, GROUP, "Returns the intersect of multiple sorted sets.", |ctx| show(ctx, Operation::Inter, "zinter")),
+    Spec::new("zdiff", -3, READONLY, SHOWS, GROUP, "Returns the difference between multiple sorted sets.", |ctx| show(ctx, Operation::Diff, "zdiff")),
+    Spec::new("zunionstore", -4, WRITES, STORES, GROUP, "Stores the union of multiple sorted sets in a key.", |ctx| store(ctx, Operation::Union, "zunionstore")),
+    Spec::new("zinterstore", -4, WRITES, STORES, GROUP, "Stores the intersect of multiple sorted sets in a key.", |ctx| store(ctx, Operation::Inter, "zinterstore")),
+    Spec::new("zdiffstore", -4, WRITES, STORES, GROUP, "Stores the difference of multiple sorted sets in a key.", |ctx| store(ctx, Operation::Diff, "zdiffstore")),
+    Spec::new("zintercard", -3, READONLY, SHOWS, GROUP, "Returns the number of members of the intersect of multiple sorted sets.", zintercard),
 ];
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -51,10 +51,10 @@ impl Aggregate {
         match self {
             Aggregate::Sum => {
                 let sum = left + right;
-                // Infinity less infinity counts as nothing.
+                // Infinity minus infinity is 0.
                 if sum.is_nan() { 0.0 } else { sum }
             }
-            // What is no number, 0 times infinity, loses every comparison.
+            // NaN (0 times infinity) loses every comparison.
             Aggregate::Min => {
                 if right < left {
                     right
@@ -73,7 +73,7 @@ impl Aggregate {
     }
 }
 
-/// One of the inputs.
+/// An input collection.
 #[derive(Clone, Copy)]
 enum Source<'a> {
     None,
@@ -107,7 +107,7 @@ impl<'a> Source<'a> {
         }
     }
 
-    /// Shows every member until `show` says that it is enough.
+    /// Visits every member until `show` returns false.
     fn each(&self, mut show: impl FnMut(&[u8], f64) -> bool) {
         match self {
             Source::None => {}
@@ -117,7 +117,7 @@ impl<'a> Source<'a> {
     }
 }
 
-/// An input and what its scores are multiplied by.
+/// An input with its weight.
 struct Input<'a> {
     source: Source<'a>,
     weight: f64,
@@ -130,14 +130,14 @@ impl Input<'_> {
     }
 }
 
-/// What was asked for.
+/// The parsed query.
 struct Query<'a> {
     inputs: Vec<Input<'a>>,
     aggregate: Aggregate,
     with_scores: bool,
 }
 
-/// How many keys argument `at` announces.
+/// Parses argument `at` as the number of keys.
 fn number_of_keys(ctx: &Ctx<'_>, at: usize, name: &str) -> Result<usize, Error> {
     let keys = usize::try_from(ctx.int(at)?).unwrap_or(0);
     if keys == 0 {
@@ -230,7 +230,7 @@ impl Query<'_> {
         }
     }
 
-    /// Shows what all inputs have until `show` says that it is enough. The smallest input comes first.
+    /// Visits the intersection until `show` returns false. The smallest input comes first.
     fn intersect(&self, mut show: impl FnMut(&[u8], f64) -> bool) {
         let Some((first, others)) = self.inputs.split_first() else { return };
         first.source.each(|member, score| {

@@ -1,6 +1,6 @@
-//! ZRANGE and everything that asks for a part of a sorted set: by rank, by score, by the bytes of members.
+//! ZRANGE and all commands on a range of a sorted set: by rank, by score, by lexicographic order.
 //!
-//! Every kind of bound becomes a range of ranks.
+//! Every kind of bound is converted to a range of ranks.
 
 use std::ops::Range;
 
@@ -17,24 +17,24 @@ use crate::value::zset::Zset;
 
 const GROUP: &str = "sorted_set";
 
-/// The commands of this file.
+/// Command table of this family.
 #[rustfmt::skip]
 pub(crate) const COMMANDS: &[Spec] = &[
-    Spec::new("zrange", -4, READONLY, Keys::ONE, GROUP, "Gives a part of a sorted set", |ctx| show(ctx, Form::ANY)),
-    Spec::new("zrevrange", -4, READONLY, Keys::ONE, GROUP, "Gives a part by rank, highest score first", |ctx| show(ctx, Form::fixed(By::Rank, true))),
-    Spec::new("zrangebyscore", -4, READONLY, Keys::ONE, GROUP, "Gives a part by score", |ctx| show(ctx, Form::fixed(By::Score, false))),
-    Spec::new("zrevrangebyscore", -4, READONLY, Keys::ONE, GROUP, "Gives a part by score, highest first", |ctx| show(ctx, Form::fixed(By::Score, true))),
-    Spec::new("zrangebylex", -4, READONLY, Keys::ONE, GROUP, "Gives a part by the bytes of members", |ctx| show(ctx, Form::fixed(By::Lex, false))),
-    Spec::new("zrevrangebylex", -4, READONLY, Keys::ONE, GROUP, "Gives a part by the bytes of members, highest first", |ctx| show(ctx, Form::fixed(By::Lex, true))),
-    Spec::new("zrangestore", -5, WRITE | DENYOOM, Keys::TWO, GROUP, "Keeps a part of a sorted set at another key", zrangestore),
-    Spec::new("zcount", 4, READONLY | FAST, Keys::ONE, GROUP, "Counts members by score", |ctx| count(ctx, By::Score)),
-    Spec::new("zlexcount", 4, READONLY | FAST, Keys::ONE, GROUP, "Counts members by their bytes", |ctx| count(ctx, By::Lex)),
-    Spec::new("zremrangebyrank", 4, WRITE, Keys::ONE, GROUP, "Removes members by rank", |ctx| remove(ctx, By::Rank, "zremrangebyrank")),
-    Spec::new("zremrangebyscore", 4, WRITE, Keys::ONE, GROUP, "Removes members by score", |ctx| remove(ctx, By::Score, "zremrangebyscore")),
-    Spec::new("zremrangebylex", 4, WRITE, Keys::ONE, GROUP, "Removes members by their bytes", |ctx| remove(ctx, By::Lex, "zremrangebylex")),
+    Spec::new("zrange", -4, READONLY, Keys::ONE, GROUP, "Returns members in a sorted set within a range of indexes.", |ctx| show(ctx, Form::ANY)),
+    Spec::new("zrevrange", -4, READONLY, Keys::ONE, GROUP, "Returns members in a sorted set within a range of indexes in reverse order.", |ctx| show(ctx, Form::fixed(By::Rank, true))),
+    Spec::new("zrangebyscore", -4, READONLY, Keys::ONE, GROUP, "Returns members in a sorted set within a range of scores.", |ctx| show(ctx, Form::fixed(By::Score, false))),
+    Spec::new("zrevrangebyscore", -4, READONLY, Keys::ONE, GROUP, "Returns members in a sorted set within a range of scores in reverse order.", |ctx| show(ctx, Form::fixed(By::Score, true))),
+    Spec::new("zrangebylex", -4, READONLY, Keys::ONE, GROUP, "Returns members in a sorted set within a lexicographical range.", |ctx| show(ctx, Form::fixed(By::Lex, false))),
+    Spec::new("zrevrangebylex", -4, READONLY, Keys::ONE, GROUP, "Returns members in a sorted set within a lexicographical range in reverse order.", |ctx| show(ctx, Form::fixed(By::Lex, true))),
+    Spec::new("zrangestore", -5, WRITE | DENYOOM, Keys::TWO, GROUP, "Stores a range of members from sorted set in a key.", zrangestore),
+    Spec::new("zcount", 4, READONLY | FAST, Keys::ONE, GROUP, "Returns the count of members in a sorted set that have scores within a range.", |ctx| count(ctx, By::Score)),
+    Spec::new("zlexcount", 4, READONLY | FAST, Keys::ONE, GROUP, "Returns the number of members in a sorted set within a lexicographical range.", |ctx| count(ctx, By::Lex)),
+    Spec::new("zremrangebyrank", 4, WRITE, Keys::ONE, GROUP, "Removes members in a sorted set within a range of indexes. Deletes the sorted set if all members were removed.", |ctx| remove(ctx, By::Rank, "zremrangebyrank")),
+    Spec::new("zremrangebyscore", 4, WRITE, Keys::ONE, GROUP, "Removes members in a sorted set within a range of scores. Deletes the sorted set if all members were removed.", |ctx| remove(ctx, By::Score, "zremrangebyscore")),
+    Spec::new("zremrangebylex", 4, WRITE, Keys::ONE, GROUP, "Removes members in a sorted set within a lexicographical range. Deletes the sorted set if all members were removed.", |ctx| remove(ctx, By::Lex, "zremrangebylex")),
 ];
 
-/// What bounds are about.
+/// The kind of bounds.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum By {
     Rank,
@@ -42,7 +42,7 @@ enum By {
     Lex,
 }
 
-/// What the name of the command has settled; `None` is left to options.
+/// The properties fixed by the command name; `None` is left to options.
 #[derive(Clone, Copy)]
 struct Form {
     by: Option<By>,
@@ -57,14 +57,14 @@ impl Form {
     }
 }
 
-/// A score that bounds a range.
+/// A score bound.
 #[derive(Clone, Copy)]
 struct ScoreBound {
     score: f64,
     open: bool,
 }
 
-/// A member that bounds a range.
+/// A lexicographic bound.
 #[derive(Clone, Copy)]
 enum LexBound<'a> {
     Lowest,
@@ -82,7 +82,7 @@ enum Bounds<'a> {
 }
 
 impl<'a> Bounds<'a> {
-    /// Reads bounds; reversed ones by score or bytes come high before low.
+    /// Parses bounds; reversed ones by score or lexicographic order come high before low.
     fn read(ctx: &Ctx<'a>, at: usize, by: By, reverse: bool) -> Result<Bounds<'a>, Error> {
         let (low, high) = match by != By::Rank && reverse {
             true => (at + 1, at),
@@ -153,7 +153,7 @@ fn lex_bound(text: &[u8]) -> Option<LexBound<'_>> {
     }
 }
 
-/// What was asked for.
+/// The parsed query.
 struct Query<'a> {
     bounds: Bounds<'a>,
     reverse: bool,
@@ -163,7 +163,7 @@ struct Query<'a> {
 }
 
 impl<'a> Query<'a> {
-    /// Reads the bounds at `at` and the options behind them.
+    /// Parses the bounds at `at` and the options after them.
     fn read(ctx: &Ctx<'a>, at: usize, form: Form, stores: bool) -> Result<Query<'a>, Error> {
         let (mut by, mut reverse) = (form.by, form.reverse);
         let (mut offset, mut limit, mut with_scores) = (0, -1, false);
@@ -201,7 +201,7 @@ impl<'a> Query<'a> {
         Ok(Query { bounds: Bounds::read(ctx, at, by, reverse)?, reverse, offset, limit, with_scores })
     }
 
-    /// The ranks that are wanted, offset and limit applied from the side that comes first.
+    /// The selected ranks, with offset and limit applied from the side that comes first.
     fn ranks(&self, zset: &Zset) -> Range<usize> {
         let Range { mut start, mut end } = self.bounds.ranks(zset, self.reverse);
         let Ok(offset) = usize::try_from(self.offset) else { return 0..0 };

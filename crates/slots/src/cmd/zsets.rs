@@ -1,5 +1,5 @@
-//! ZADD and its family: members with scores. Ranges are in `zset_range`, unions and the like in `zset_algebra`,
-//! the commands that wait for members in `blocking`.
+//! Sorted set commands: ZADD and its family. Ranges are in `zset_range`, unions and intersections in `zset_algebra`,
+//! the blocking commands in `blocking`.
 
 use moim_wire_resp::{Encoder, Protocol};
 
@@ -17,22 +17,22 @@ use crate::value::zset::{Inserted, Zset};
 const GROUP: &str = "sorted_set";
 const READS: u32 = READONLY | FAST;
 
-/// The commands of this file.
+/// Command table of this family.
 #[rustfmt::skip]
 pub(crate) const COMMANDS: &[Spec] = &[
-    Spec::new("zadd", -4, WRITE | DENYOOM | FAST, Keys::ONE, GROUP, "Adds members or changes their scores", zadd),
-    Spec::new("zincrby", 4, WRITE | DENYOOM | FAST, Keys::ONE, GROUP, "Adds to the score of a member", zincrby),
-    Spec::new("zrem", -3, WRITE | FAST, Keys::ONE, GROUP, "Removes members", zrem),
-    Spec::new("zcard", 2, READS, Keys::ONE, GROUP, "Counts the members", zcard),
-    Spec::new("zscore", 3, READS, Keys::ONE, GROUP, "Gives the score of a member", zscore),
-    Spec::new("zmscore", -3, READS, Keys::ONE, GROUP, "Gives the scores of several members", zmscore),
-    Spec::new("zrank", 3, READS, Keys::ONE, GROUP, "Gives the rank of a member, lowest score first", |ctx| rank(ctx, false)),
-    Spec::new("zrevrank", 3, READS, Keys::ONE, GROUP, "Gives the rank of a member, highest score first", |ctx| rank(ctx, true)),
-    Spec::new("zpopmin", -2, WRITE | FAST, Keys::ONE, GROUP, "Takes the members with the lowest scores", |ctx| pop(ctx, Extreme::Min)),
-    Spec::new("zpopmax", -2, WRITE | FAST, Keys::ONE, GROUP, "Takes the members with the highest scores", |ctx| pop(ctx, Extreme::Max)),
-    Spec::new("zmpop", -4, WRITE, Keys::Counted { at: 1, also: 0 }, GROUP, "Takes members from the first sorted set that has some", zmpop),
-    Spec::new("zrandmember", -2, READONLY, Keys::ONE, GROUP, "Gives random members", zrandmember),
-    Spec::new("zscan", -3, READONLY, Keys::ONE, GROUP, "Walks over the members", zscan),
+    Spec::new("zadd", -4, WRITE | DENYOOM | FAST, Keys::ONE, GROUP, "Adds one or more members to a sorted set, or updates their scores.", zadd),
+    Spec::new("zincrby", 4, WRITE | DENYOOM | FAST, Keys::ONE, GROUP, "Increments the score of a member in a sorted set.", zincrby),
+    Spec::new("zrem", -3, WRITE | FAST, Keys::ONE, GROUP, "Removes one or more members from a sorted set. Deletes the sorted set if all members were removed.", zrem),
+    Spec::new("zcard", 2, READS, Keys::ONE, GROUP, "Returns the number of members in a sorted set.", zcard),
+    Spec::new("zscore", 3, READS, Keys::ONE, GROUP, "Returns the score of a member in a sorted set.", zscore),
+    Spec::new("zmscore", -3, READS, Keys::ONE, GROUP, "Returns the score of one or more members in a sorted set.", zmscore),
+    Spec::new("zrank", 3, READS, Keys::ONE, GROUP, "Returns the index of a member in a sorted set ordered by ascending scores.", |ctx| rank(ctx, false)),
+    Spec::new("zrevrank", 3, READS, Keys::ONE, GROUP, "Returns the index of a member in a sorted set ordered by descending scores.", |ctx| rank(ctx, true)),
+    Spec::new("zpopmin", -2, WRITE | FAST, Keys::ONE, GROUP, "Returns the lowest-scoring members from a sorted set after removing them. Deletes the sorted set if the last member was popped.", |ctx| pop(ctx, Extreme::Min)),
+    Spec::new("zpopmax", -2, WRITE | FAST, Keys::ONE, GROUP, "Returns the highest-scoring members from a sorted set after removing them. Deletes the sorted set if the last member was popped.", |ctx| pop(ctx, Extreme::Max)),
+    Spec::new("zmpop", -4, WRITE, Keys::Counted { at: 1, also: 0 }, GROUP, "Returns the highest- or lowest-scoring members from one or more sorted sets after removing them. Deletes the sorted set if the last member was popped.", zmpop),
+    Spec::new("zrandmember", -2, READONLY, Keys::ONE, GROUP, "Returns one or more random members from a sorted set.", zrandmember),
+    Spec::new("zscan", -3, READONLY, Keys::ONE, GROUP, "Iterates over members and scores of a sorted set.", zscan),
 ];
 
 /// The options of ZADD.
@@ -47,7 +47,7 @@ struct Add {
 }
 
 impl Add {
-    /// Reads the options; gives them and where the first score is.
+    /// Parses the options; returns them and the position of the first score.
     fn read(ctx: &Ctx<'_>) -> Result<(Add, usize), Error> {
         let mut add = Add::default();
         let mut at = 2;
@@ -80,7 +80,7 @@ impl Add {
         Ok((add, at))
     }
 
-    /// The score a member gets, given the one it has; `None` when it stays as it is.
+    /// The new score of a member, given its current one; `None` if it stays unchanged.
     fn score(&self, old: Option<f64>, given: f64) -> Result<Option<f64>, Error> {
         let Some(old) = old else { return Ok((!self.xx).then_some(given)) };
         if self.nx {
@@ -111,7 +111,7 @@ fn add_members(ctx: &mut Ctx<'_>, add: &Add, first: usize) -> Done {
         pairs.push((ctx.float(at)?, ctx.arg(at + 1)));
     }
     let (mut added, mut updated, mut result) = (0, 0, None);
-    // Looked up once for all members. The first one is put into a set that is new, unless there is to be none.
+    // One lookup for all members. A missing set is created by the first insertion, unless XX forbids it.
     let is_none = add.xx && typed::get::<Zset>(ctx.db, key)?.is_none();
     let zset = if is_none { None } else { Some(typed::create::<Zset>(ctx.db, key)?) };
     if let Some(zset) = zset {
@@ -200,7 +200,7 @@ pub(crate) enum Extreme {
 }
 
 impl Extreme {
-    /// MIN or MAX.
+    /// Parses MIN or MAX.
     pub(crate) fn read(word: &[u8]) -> Result<Extreme, Error> {
         match word {
             word if word.eq_ignore_ascii_case(b"MIN") => Ok(Extreme::Min),
@@ -209,13 +209,13 @@ impl Extreme {
         }
     }
 
-    /// The command that takes one of them, which is also the event.
+    /// The pop command, which is also the event name.
     pub(crate) fn pop_name(self) -> &'static str {
         if self == Extreme::Min { "zpopmin" } else { "zpopmax" }
     }
 }
 
-/// Takes up to `count` members with their scores.
+/// Pops up to `count` members with their scores.
 fn take(zset: &mut Zset, extreme: Extreme, count: usize) -> Vec<(Vec<u8>, f64)> {
     let len = zset.len();
     let count = count.min(len);
@@ -276,8 +276,8 @@ fn zmpop(ctx: &mut Ctx<'_>) -> Done {
     Ok(())
 }
 
-/// Takes members from the first sorted set that has some and answers with its key and them. Gives the key and
-/// how many there were.
+/// Pops members from the first non-empty sorted set and replies with its key and the members. Returns the key and
+/// their number.
 pub(crate) fn pop_first<'k>(
     ctx: &mut Ctx<'_>,
     keys: &[&'k [u8]],
@@ -296,7 +296,7 @@ pub(crate) fn pop_first<'k>(
     Ok(None)
 }
 
-/// Takes one member from the first sorted set that has some and answers with key, member and score.
+/// Pops one member from the first non-empty sorted set and replies with key, member and score.
 pub(crate) fn pop_one<'k>(
     ctx: &mut Ctx<'_>,
     keys: &[&'k [u8]],

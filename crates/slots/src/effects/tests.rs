@@ -1,11 +1,11 @@
-//! Batches and groups read back on both sides of every limit.
+//! Encoding and decoding of batches and groups around every limit.
 
 use proptest::prelude::*;
 
 use super::*;
 
 #[test]
-fn effects_read_back_and_every_cut_is_seen() {
+fn effects_round_trip_and_truncation_is_detected() {
     let mut effects = Effects::default();
     let long = vec![7; 300];
     effects.push_slices(&[b"SET", b"k", &long]);
@@ -32,7 +32,7 @@ fn frames(effects: &mut Effects) -> Vec<Vec<u8>> {
     let mut frames = Vec::new();
     while let Some(next) = effects.front() {
         frames.push(next.payload());
-        effects.on_taken();
+        effects.on_appended();
     }
     frames
 }
@@ -42,7 +42,7 @@ fn limits(frame: usize) -> FrameLimits {
 }
 
 #[test]
-fn a_batch_on_either_side_of_the_frame_limit_reads_back() {
+fn batch_around_the_frame_limit_round_trips() {
     const FRAME: usize = 100;
     for size in 0..=4 * FRAME {
         let mut effects = Effects::with_limits(limits(FRAME));
@@ -67,7 +67,7 @@ fn a_batch_on_either_side_of_the_frame_limit_reads_back() {
 }
 
 #[test]
-fn commands_before_a_large_one_have_a_frame_of_their_own() {
+fn commands_before_a_large_command_get_their_own_frame() {
     let mut effects = Effects::with_limits(limits(50));
     effects.push_slices(&[b"small"]);
     effects.mark();
@@ -81,7 +81,7 @@ fn commands_before_a_large_one_have_a_frame_of_their_own() {
 }
 
 #[test]
-fn a_group_without_its_end_never_happened() {
+fn incomplete_group_is_discarded() {
     let mut effects = Effects::with_limits(limits(50));
     effects.push_slices(&[b"large", &[0; 200]]);
     effects.seal(1);
@@ -90,7 +90,7 @@ fn a_group_without_its_end_never_happened() {
     effects.seal(2);
     let small = frames(&mut effects);
     for cut in 1..large.len() {
-        // Another batch, or another group, follows what a former primary began.
+        // Another batch or group follows the incomplete group of a former primary.
         let mut groups = Groups::default();
         let given: Vec<_> = large[..cut].iter().chain(&small).chain(&large).collect();
         let whole: Vec<_> =
@@ -101,7 +101,7 @@ fn a_group_without_its_end_never_happened() {
             let is_last = std::ptr::eq(frame, &large[large.len() - 1]);
             assert_eq!(groups.take(parse(frame).unwrap()).unwrap().is_some(), is_last);
         }
-        // A piece is missing: damage, not a former primary.
+        // A piece is missing: corruption, not a former primary.
         let mut groups = Groups::default();
         assert_eq!(groups.take(parse(&large[cut]).unwrap()), Err(BadEffects::Piece(cut as u32)));
     }
@@ -109,7 +109,7 @@ fn a_group_without_its_end_never_happened() {
 
 proptest! {
     #[test]
-    fn any_batches_read_back_through_any_frame_limit(
+    fn random_batches_round_trip_at_any_frame_limit(
         batches in prop::collection::vec(prop::collection::vec(
             prop::collection::vec(prop::collection::vec(any::<u8>(), 0..60), 1..4), 1..5), 1..5),
         frame in HEADER + 1..200,

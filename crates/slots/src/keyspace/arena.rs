@@ -1,13 +1,14 @@
-//! Where the entries live: one allocation each, packed into pages, addressed by 32 bits.
+//! Slab allocator for entries: one allocation per entry, packed into pages, addressed by 32 bits.
 //!
-//! A general allocator rounds an 88-byte entry up to 96 and its pointer takes 8 bytes. Here an entry is rounded up to 8
-//! bytes and its address is a [`Ref`] of 4, because at hundreds of millions of small keys that is what the memory goes
-//! into. A page holds entries of one size; a page that empties serves any other size again.
+//! A general allocator rounds an 88-byte entry up to 96, and a pointer takes 8 bytes. Here an entry is rounded up to
+//! 8 bytes and its address is a [`Ref`] of 4, because with hundreds of millions of small keys these dominate memory.
+//! A page holds entries of one size class; an empty page is reused for any class.
 //!
-//! Invariants: `Ref(0)` is no entry; an entry never straddles pages; a page is in its class's list exactly while it
-//! has a free place. Limits: 2^32 units of 8 bytes, 32 GiB of entries in one keyspace; larger values live outside.
+//! Invariants: `Ref(0)` is not an entry; an entry never straddles pages; a page is in its class's list exactly while
+//! it has a free slot. Limits: 2^32 units of 8 bytes, 32 GiB of entries per keyspace; larger values are allocated
+//! outside.
 
-/// Where an entry is. Changes when the entry is allocated anew.
+/// Address of an entry. Changes when the entry is reallocated.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]
 pub(crate) struct Ref(pub(crate) u32);
 
@@ -23,37 +24,37 @@ impl Ref {
     }
 }
 
-/// Sizes are rounded up to this.
+/// Allocation granularity.
 const UNIT: usize = 8;
 const PAGE_UNITS_LOG: u32 = 13;
 const PAGE_UNITS: usize = 1 << PAGE_UNITS_LOG;
 const PAGE_BYTES: usize = PAGE_UNITS * UNIT;
 const MAX_PAGES: usize = 1 << (32 - PAGE_UNITS_LOG);
 
-/// The largest entry; what is larger keeps its key or value outside.
+/// Maximum entry size; larger keys or values are stored outside.
 pub(crate) const MAX_ENTRY: usize = 2048;
 const CLASSES: usize = MAX_ENTRY / UNIT + 1;
 
 const NO_PAGE: u32 = u32::MAX;
 
 struct Page {
-    /// As long as what was ever handed out: the machine gives memory when it is touched.
+    /// Grows to the highest byte ever allocated: the operating system backs memory on first touch.
     data: Vec<u8>,
     /// Units per entry; 0 while the page belongs to no class.
     class: u16,
     live: u16,
-    /// Entries handed out so far without reuse; past it nothing was ever touched.
+    /// Entries allocated without reuse so far; memory past it was never touched.
     fresh: u16,
-    /// The first freed place, as unit + 1; each holds the next in its first two bytes.
+    /// Head of the free list, as unit + 1; each free slot holds the next in its first two bytes.
     free: u16,
-    /// Neighbours in the class's list of pages with room.
+    /// Neighbours in the class's list of pages with free slots.
     prev: u32,
     next: u32,
 }
 
 impl Page {
     fn capacity(&self) -> u16 {
-        // Unit 0 of page 0 is never an entry; leaving it out of every page keeps the arithmetic the same.
+        // Unit 0 of page 0 is never an entry; skipping it in every page keeps the arithmetic uniform.
         ((PAGE_UNITS - 1) / self.class as usize) as u16
     }
 
@@ -65,9 +66,9 @@ impl Page {
 /// The pages of a keyspace.
 pub(crate) struct Arena {
     pages: Vec<Page>,
-    /// First page with room, by size in units.
+    /// First page with free slots, by size in units.
     open: Box<[u32; CLASSES]>,
-    /// Pages of no class.
+    /// Pages without a class.
     spare: Vec<u32>,
     used: usize,
 }
@@ -77,22 +78,22 @@ impl Arena {
         Self { pages: Vec::new(), open: Box::new([NO_PAGE; CLASSES]), spare: Vec::new(), used: 0 }
     }
 
-    /// Bytes of entries, rounded up as they are.
+    /// Allocated bytes, including rounding.
     pub(crate) fn used_bytes(&self) -> usize {
         self.used
     }
 
-    /// Bytes the machine gave for it.
+    /// Bytes obtained from the operating system.
     pub(crate) fn held_bytes(&self) -> usize {
         (self.pages.len() - self.spare.len()) * PAGE_BYTES
     }
 
-    /// Whether an entry of `old` bytes has room for `new` without wasting any.
+    /// True if entries of both sizes belong to the same size class.
     pub(crate) fn same_class(old: usize, new: usize) -> bool {
         old.div_ceil(UNIT) == new.div_ceil(UNIT)
     }
 
-    /// A place for `len` bytes, not cleared. `None` when the 32 GiB are used up.
+    /// Allocates `len` uninitialized bytes. `None` if the 32 GiB are exhausted.
     pub(crate) fn alloc(&mut self, len: usize) -> Option<Ref> {
         debug_assert!(len > 0 && len <= MAX_ENTRY);
         let class = len.div_ceil(UNIT);
@@ -119,7 +120,7 @@ impl Arena {
         Some(Ref((at << PAGE_UNITS_LOG) | unit as u32))
     }
 
-    /// Gives the place back.
+    /// Frees an entry.
     pub(crate) fn free(&mut self, at: Ref) {
         let index = at.page();
         let page = &mut self.pages[index];
@@ -141,7 +142,7 @@ impl Arena {
         }
     }
 
-    /// The entry's bytes, and what follows it in its place.
+    /// The bytes of an entry, including the rounding after it.
     #[inline]
     pub(crate) fn bytes(&self, at: Ref) -> &[u8] {
         let page = &self.pages[at.page()];
@@ -180,7 +181,7 @@ impl Arena {
         Some(at)
     }
 
-    /// An empty page goes back to the machine; its number is kept for the next.
+    /// Returns an empty page to the operating system; its number is reused.
     fn retire(&mut self, index: usize) {
         let page = &mut self.pages[index];
         page.data = Vec::new();
@@ -219,7 +220,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn places_are_reused_and_never_overlap() {
+    fn freed_entries_are_reused_and_never_overlap() {
         let mut arena = Arena::new();
         let mut rng = fastrand::Rng::with_seed(7);
         let mut live: Vec<(Ref, usize, u8)> = Vec::new();
@@ -232,7 +233,10 @@ mod tests {
                 live.push((at, len, mark));
             } else {
                 let (at, len, mark) = live.swap_remove(rng.usize(..live.len()));
-                assert!(arena.bytes(at)[..len].iter().all(|byte| *byte == mark), "somebody else wrote here");
+                assert!(
+                    arena.bytes(at)[..len].iter().all(|byte| *byte == mark),
+                    "entry overwritten by another allocation"
+                );
                 arena.free(at);
             }
         }
@@ -244,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn small_entries_waste_little() {
+    fn small_entries_have_little_overhead() {
         let mut arena = Arena::new();
         for _ in 0..100_000 {
             assert_ne!(arena.alloc(86), Some(Ref::NONE));

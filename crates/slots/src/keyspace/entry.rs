@@ -1,22 +1,22 @@
-//! The bytes of an entry: key, value and expiry in one piece.
+//! The encoding of an entry: key, value and expire time in one allocation.
 //!
-//! Layout: flags (1), access (3), key length (1 or 2), expiry (8, if flagged), key, then either value length (1 or 2)
-//! and value, or the number (4) of a value that lives outside. A key that is too long lives outside as well, and its
-//! number (4) stands in its place. Lengths below 128 take one byte.
+//! Layout: flags (1), access information (3), key length (1 or 2), expire time (8, if flagged), key, then either
+//! value length (1 or 2) and value, or the number (4) of a value stored outside. A key that is too long is stored
+//! outside as well, and its number (4) stands in its place. Lengths below 128 take one byte.
 
-/// The entry has an expiry.
+/// The entry has an expire time.
 pub(crate) const EXPIRES: u8 = 1;
-/// The value is a number of a [`crate::value::Value`].
+/// The value is the number of a [`crate::value::Value`] outside.
 pub(crate) const OUTSIDE: u8 = 2;
-/// The key is a number of a long key.
+/// The key is the number of a long key outside.
 pub(crate) const LONG_KEY: u8 = 4;
-/// The string was changed in place once: Redis calls its encoding `raw` from then on.
+/// The string was modified in place: Redis reports its encoding as `raw` from then on.
 pub(crate) const RAW: u8 = 8;
 
-/// The longest key kept in the entry.
+/// Maximum key length inside the entry.
 pub(crate) const MAX_KEY: usize = 512;
 
-/// An entry taken apart; positions are into its bytes.
+/// A decoded entry; positions are offsets into its bytes.
 #[derive(Clone, Copy)]
 pub(crate) struct Head {
     pub(crate) flags: u8,
@@ -57,12 +57,12 @@ fn get_length(from: &[u8]) -> (usize, usize) {
     }
 }
 
-/// Reads a number that stands for something outside.
+/// Decodes the number of a value or key outside.
 pub(crate) fn number(bytes: &[u8], at: usize) -> u32 {
     u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]])
 }
 
-/// Only the key and the flags: what finding an entry needs.
+/// Decodes only the key and the flags, which a lookup needs.
 #[inline]
 pub(crate) fn key_of(bytes: &[u8]) -> (u8, &[u8]) {
     let flags = bytes[0];
@@ -71,7 +71,7 @@ pub(crate) fn key_of(bytes: &[u8]) -> (u8, &[u8]) {
     (flags, &bytes[at..at + len])
 }
 
-/// When the entry expires.
+/// The expire time of an entry.
 pub(crate) fn expiry_of(bytes: &[u8]) -> Option<i64> {
     if bytes[0] & EXPIRES == 0 {
         return None;
@@ -105,7 +105,7 @@ pub(crate) fn parse(bytes: &[u8]) -> Head {
     Head { flags, expires_at, key, value }
 }
 
-/// What goes into an entry. `key` and `value` are numbers where the flags say so.
+/// The parts of an entry to encode. `key` and `value` are numbers where the flags say so.
 pub(crate) struct Parts<'a> {
     pub(crate) flags: u8,
     pub(crate) access: u32,
@@ -152,7 +152,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_entry_reads_back() {
+    fn entry_encoding_round_trip() {
         for (key, value, expires_at, flags) in [
             (&b"k"[..], &b""[..], None, 0),
             (&[7; 200][..], &[9; 1000][..], Some(i64::MAX), RAW),
@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn a_usual_entry_takes_six_bytes_besides_key_and_value() {
+    fn typical_entry_has_six_bytes_of_overhead() {
         let parts = Parts { flags: 0, access: 0, expires_at: None, key: &[0; 16], value: &[0; 64] };
         assert_eq!(parts.len(), 86);
     }

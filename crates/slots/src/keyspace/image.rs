@@ -1,44 +1,44 @@
-//! The keyspace of one moment, written down while it goes on changing.
+//! Point-in-time image of the keyspace, written incrementally while the keyspace changes (copy on write, by slot).
 //!
-//! Slots are written one after the other, a large one in several steps. Before a slot changes that has not been written, or
-//! not all of it, what is missing is written first: what comes out is the keyspace as it was when the image was begun. Every
-//! change of the keyspace goes through [`Keyspace::before_change`], so nothing slips by.
+//! Slots are written one after the other, a large one in several steps. Before a slot changes that is not completely
+//! written, its remaining entries are written first: the output is the keyspace as it was when the image was started.
+//! Every change of the keyspace goes through [`Keyspace::before_change`], so none is missed.
 //!
-//! Limit: the first change of a slot that holds very much pays for writing all of it; so does a very large key.
+//! Limit: the first change of a very large slot pays for writing all of it; so does a very large key.
 
 use std::collections::VecDeque;
 
 use super::arena::Ref;
-use super::{Item, Keyspace, LOOK_AHEAD, SLOTS};
+use super::{Item, Keyspace, PREFETCH_KEYS, SLOTS};
 use crate::slot_set::SlotSet;
 
-/// Writes one key down.
+/// Serializes one key.
 pub(crate) type WriteKey = fn(&mut Vec<u8>, &[u8], Item<'_>, Option<i64>);
 
-/// The image that a snapshot is written from; images of moves have the number of their move.
+/// Image id of a snapshot; images of slot migrations have the number of their migration.
 pub(crate) const SNAPSHOT: u64 = 0;
 
-/// A part of what is written before its time is full with this many bytes: whoever takes the image takes it piece by piece.
+/// Size of a chunk of early output: the consumer of the image takes it chunk by chunk.
 const PART: usize = 64 << 10;
 
-/// An image in the making.
+/// An image in progress.
 pub(super) struct Image {
-    /// Whose it is: several may be made at once.
+    /// Image id: several images may be in progress.
     of: u64,
-    /// Which slots are still to be written.
+    /// Slots that are still to be written.
     pending: Vec<bool>,
-    /// Everything before is written, apart from what is left of one slot.
+    /// All slots before this one are written, except the rest of a partially written slot.
     next: usize,
-    /// A slot that is written in part, and its entries that are not. They stay where they are until the slot changes.
+    /// A partially written slot with its remaining entries. They stay valid until the slot changes.
     partial: Option<(usize, Vec<Ref>)>,
-    /// What was written before its time, in parts that were full.
+    /// Output written ahead of a change, in full chunks.
     early: VecDeque<Vec<u8>>,
     out: Vec<u8>,
     write: WriteKey,
 }
 
 impl Keyspace {
-    /// Begins an image of the keyspace, or of these slots of it, as it is now.
+    /// Starts an image of the current keyspace, or of some of its slots.
     pub(crate) fn begin_image(&mut self, of: u64, slots: Option<&SlotSet>, write: WriteKey) {
         self.drop_image(of);
         let wanted = |slot: u16| slots.is_none_or(|slots| slots.contains(slot));
@@ -47,22 +47,22 @@ impl Keyspace {
         self.images.push(Image { of, pending, next: 0, partial: None, early, out: Vec::new(), write });
     }
 
-    /// Gives an image up.
+    /// Cancels an image.
     pub(crate) fn drop_image(&mut self, of: u64) {
         self.images.retain(|image| image.of != of);
     }
 
-    /// Whether this image is being made.
+    /// True if this image is in progress.
     pub(crate) fn has_image(&self, of: u64) -> bool {
         self.images.iter().any(|image| image.of == of)
     }
 
-    /// Writes more of an image behind `out`, about `bytes`; gives whether it was the end. `None` when the image was given up.
+    /// Appends about `bytes` more of an image to `out`; returns true at the end. `None` if the image was cancelled.
     pub(crate) fn image_step(&mut self, of: u64, bytes: usize, out: &mut Vec<u8>) -> Option<bool> {
         let at = self.images.iter().position(|image| image.of == of)?;
         let mut image = self.images.swap_remove(at);
         let until = out.len() + bytes;
-        // What was written before its time comes first; then slots go straight to where they are wanted.
+        // Output written ahead of changes comes first; then slots are written directly.
         while out.len() < until
             && let Some(mut part) = image.early.pop_front()
         {
@@ -89,7 +89,7 @@ impl Keyspace {
         Some(done)
     }
 
-    /// The entries of a slot, last first, if it is still to be written.
+    /// The entries of a slot in reverse order, if it is still to be written.
     fn entries_of(&self, pending: &mut [bool], slot: usize) -> Option<(usize, Vec<Ref>)> {
         if !std::mem::take(&mut pending[slot]) {
             return None;
@@ -100,14 +100,14 @@ impl Keyspace {
         Some((slot, entries))
     }
 
-    /// Goes on with the slot that is written in part, until there are so many bytes.
+    /// Continues the partially written slot up to a number of bytes.
     fn write_partial(&self, image: &mut Image, until: usize) {
         let Some((slot, mut entries)) = image.partial.take() else { return };
         let (out, write) = (&mut image.out, image.write);
         while !entries.is_empty() && out.len() < until {
-            let some = entries.split_off(entries.len().saturating_sub(LOOK_AHEAD));
-            // They are all over the memory, and waited for together.
-            self.bring(&some);
+            let some = entries.split_off(entries.len().saturating_sub(PREFETCH_KEYS));
+            // The entries are scattered in memory and prefetched together.
+            self.prefetch_entries(&some);
             for at in some.iter().rev() {
                 write(out, self.key_at(*at), self.item(*at), self.expiry_at(*at));
             }
@@ -115,7 +115,7 @@ impl Keyspace {
         image.partial = Some((slot, entries)).filter(|(_, entries)| !entries.is_empty());
     }
 
-    /// A slot is about to change.
+    /// Writes a slot before it changes.
     #[inline]
     pub(super) fn before_change(&mut self, slot: u16) {
         if !self.images.is_empty() {
@@ -142,7 +142,7 @@ impl Keyspace {
         self.images = images;
     }
 
-    /// Everything is about to go.
+    /// Writes all remaining slots before the keyspace is cleared.
     pub(super) fn before_clear(&mut self) {
         if !self.images.is_empty() {
             self.write_before(0..=SLOTS - 1);

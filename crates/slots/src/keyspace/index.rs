@@ -1,80 +1,80 @@
-//! Finds entries by key: one small table per slot.
+//! The key index: one small hash table per slot.
 //!
-//! A table per slot makes the questions of a cluster cheap (how many keys has a slot, which, drop them all) without a
-//! second index. It is one [`piece`] while it is small, and a linear hash table of pieces when it is not: that grows by
-//! one piece at a time, splitting the next one in line, and shrinks the same way, so that no operation ever moves more
-//! than some hundred references. Pieces lie on [`shelves`], without gaps. With some dozens in a slot a reference takes about
-//! six bytes, everything included.
+//! A table per slot makes cluster operations cheap (count the keys of a slot, list them, drop them all) without a
+//! second index. A small table is one [`bucket`]; a larger one is a linear hash table of buckets: it grows by
+//! splitting one bucket at a time, in order, and shrinks the same way, so that no operation moves more than some
+//! hundred references. Buckets are allocated in the [`bucket_pool`], without gaps. With some dozens of keys in a slot
+//! a reference takes about six bytes, everything included.
 //!
-//! The low bits of a hash choose the piece, the three above them the group in it. Scanning walks the hash values in
-//! bit-reversed order. In that order the values of one group are a contiguous run, and a split only cuts a run in two: a
-//! position stays meaningful whatever the table does meanwhile. What is there during the whole scan is seen; something
-//! may be seen twice when pieces merge.
+//! The low bits of a hash select the bucket, the next three bits the group in it. SCAN visits the hash values in
+//! bit-reversed order. In that order the values of one group are a contiguous range, and a split only divides a
+//! range: a cursor stays valid however the table is resized. A key that exists during the whole scan is returned; a
+//! key may be returned twice when buckets merge.
 //!
-//! Limits: a slot with a single key takes 72 bytes; the list of the pieces of a slot with very many keys is copied as a whole
-//! when it grows, 4 MB for 50 million; more than 65,535 references in one piece are not to be had, which takes as many
-//! hashes that are alike.
+//! Limits: a slot with a single key takes 72 bytes; the bucket list of a slot with very many keys is copied as a
+//! whole when it grows, 4 MB for 50 million keys; a bucket holds at most 65,535 references, which would take as many
+//! colliding hashes.
 
-mod piece;
-mod shelves;
+mod bucket;
+mod bucket_pool;
 
-use self::piece::{GROUPS, Piece, bytes_for};
-use self::shelves::{Berth, Owner, Shelves, rounded};
+use self::bucket::{Bucket, GROUPS, bytes_for};
+use self::bucket_pool::{BucketPool, BucketRef, Owner, rounded};
 use super::arena::Ref;
 use crate::SLOTS;
 
-/// References per piece, on average, that make a table grow.
+/// Average references per bucket above which a table grows.
 const LOAD: usize = 96;
-/// And shrink.
+/// Average references per bucket below which a table shrinks.
 const LOW: usize = 40;
 
-/// The keys of one slot.
+/// The hash table of one slot.
 enum Table {
-    /// In one piece, or none.
-    One(Berth),
-    /// In several.
-    Many(Box<Pieces>),
+    /// A single bucket, or none.
+    One(BucketRef),
+    /// Several buckets.
+    Many(Box<Buckets>),
 }
 
-struct Pieces {
-    berths: Vec<Berth>,
+struct Buckets {
+    refs: Vec<BucketRef>,
     len: usize,
 }
 
 /// The tables of all slots.
 pub(super) struct Index {
     tables: Box<[Table]>,
-    shelves: Shelves,
-    /// Bytes of tables with several pieces.
+    pool: BucketPool,
+    /// Bytes of the bucket lists.
     lists: usize,
 }
 
-/// A place in a table, for as long as nothing is added or removed.
+/// Position of an entry in a table, valid until an insertion or removal.
 #[derive(Clone, Copy)]
 pub(super) struct Place {
-    piece: u32,
+    bucket: u32,
     at: u32,
 }
 
-/// Where a hash belongs.
-struct Home {
-    piece: u32,
+/// Bucket and group of a hash.
+struct Location {
+    bucket: u32,
     group: usize,
-    /// How many of its bits decided about both.
+    /// Number of hash bits that selected both.
     bits: u32,
 }
 
-impl Home {
+impl Location {
     #[inline]
-    fn new(hash: u64, pieces: usize) -> Self {
-        let pieces = pieces as u32;
-        let full = pieces.next_power_of_two();
+    fn new(hash: u64, buckets: usize) -> Self {
+        let buckets = buckets as u32;
+        let full = buckets.next_power_of_two();
         let wide = (hash as u32) & (full - 1);
-        let piece = if wide < pieces { wide } else { wide & (full / 2 - 1) };
-        // A piece that has no twin yet has its twin's values, too.
-        let alone = piece < full / 2 && piece + full / 2 >= pieces;
+        let bucket = if wide < buckets { wide } else { wide & (full / 2 - 1) };
+        // A bucket that is not yet split also holds the hashes of its future sibling.
+        let alone = bucket < full / 2 && bucket + full / 2 >= buckets;
         let bits = full.trailing_zeros() - u32::from(alone);
-        Self { piece, group: (hash >> bits) as usize % GROUPS, bits: bits + GROUPS.trailing_zeros() }
+        Self { bucket, group: (hash >> bits) as usize % GROUPS, bits: bits + GROUPS.trailing_zeros() }
     }
 }
 
@@ -83,168 +83,168 @@ fn tag(hash: u64) -> u8 {
 }
 
 impl Table {
-    fn pieces(&self) -> usize {
+    fn buckets(&self) -> usize {
         match self {
             Self::One(_) => 1,
-            Self::Many(pieces) => pieces.berths.len(),
+            Self::Many(buckets) => buckets.refs.len(),
         }
     }
 
     #[inline]
-    fn berth(&self, piece: u32) -> Berth {
+    fn bucket_ref(&self, bucket: u32) -> BucketRef {
         match self {
-            Self::One(berth) => *berth,
-            Self::Many(pieces) => pieces.berths[piece as usize],
+            Self::One(bucket_ref) => *bucket_ref,
+            Self::Many(buckets) => buckets.refs[bucket as usize],
         }
     }
 
-    fn set_berth(&mut self, piece: u32, to: Berth) {
+    fn set_bucket_ref(&mut self, bucket: u32, to: BucketRef) {
         match self {
-            Self::One(berth) => *berth = to,
-            Self::Many(pieces) => pieces.berths[piece as usize] = to,
+            Self::One(bucket_ref) => *bucket_ref = to,
+            Self::Many(buckets) => buckets.refs[bucket as usize] = to,
         }
     }
 
     #[inline]
-    fn home(&self, hash: u64) -> (Home, Berth) {
+    fn locate(&self, hash: u64) -> (Location, BucketRef) {
         match self {
-            Self::One(berth) => (Home::new(hash, 1), *berth),
-            Self::Many(pieces) => {
-                let home = Home::new(hash, pieces.berths.len());
-                let berth = pieces.berths[home.piece as usize];
-                (home, berth)
+            Self::One(bucket_ref) => (Location::new(hash, 1), *bucket_ref),
+            Self::Many(buckets) => {
+                let location = Location::new(hash, buckets.refs.len());
+                let bucket_ref = buckets.refs[location.bucket as usize];
+                (location, bucket_ref)
             }
         }
     }
 
-    /// Bytes of the list of its pieces.
+    /// Bytes of the bucket list.
     fn list(&self) -> usize {
         match self {
             Self::One(_) => 0,
-            Self::Many(pieces) => pieces.berths.capacity() * size_of::<Berth>() + size_of::<Pieces>(),
+            Self::Many(buckets) => buckets.refs.capacity() * size_of::<BucketRef>() + size_of::<Buckets>(),
         }
     }
 }
 
 impl Index {
     pub(super) fn new() -> Self {
-        let tables = (0..SLOTS).map(|_| Table::One(Berth::NONE)).collect();
-        Self { tables, shelves: Shelves::default(), lists: 0 }
+        let tables = (0..SLOTS).map(|_| Table::One(BucketRef::NONE)).collect();
+        Self { tables, pool: BucketPool::default(), lists: 0 }
     }
 
-    /// How many entries a slot has.
+    /// Number of entries in a slot.
     pub(super) fn len(&self, slot: u16) -> usize {
         match &self.tables[usize::from(slot)] {
-            Table::One(berth) => Piece(self.shelves.bytes(*berth)).len(),
-            Table::Many(pieces) => pieces.len,
+            Table::One(bucket_ref) => Bucket(self.pool.bytes(*bucket_ref)).len(),
+            Table::Many(buckets) => buckets.len,
         }
     }
 
-    /// Whether a slot has none.
+    /// True if a slot has no entries.
     #[inline]
     pub(super) fn is_empty(&self, slot: u16) -> bool {
-        // Without a look at the piece: one that empties is given back.
-        matches!(self.tables[usize::from(slot)], Table::One(Berth::NONE))
+        // No access to the bucket is needed: an empty bucket is freed.
+        matches!(self.tables[usize::from(slot)], Table::One(BucketRef::NONE))
     }
 
-    /// Bytes the machine gave for it, used or not.
+    /// Bytes allocated, used or not.
     pub(super) fn taken(&self) -> usize {
-        self.shelves.taken() + self.lists + self.tables.len() * size_of::<Table>()
+        self.pool.taken() + self.lists + self.tables.len() * size_of::<Table>()
     }
 
-    /// Bytes it holds, besides the fixed part.
+    /// Bytes in use, besides the fixed part.
     pub(super) fn bytes(&self) -> usize {
-        self.shelves.held() + self.lists
+        self.pool.held() + self.lists
     }
 
-    /// The entry with this hash for which `is` says yes.
+    /// The entry with this hash that satisfies `is`.
     #[inline]
     pub(super) fn find(&self, slot: u16, hash: u64, is: impl FnMut(Ref) -> bool) -> Option<(Place, Ref)> {
-        let (home, berth) = self.tables[usize::from(slot)].home(hash);
-        let (at, entry) = Piece(self.shelves.bytes(berth)).find(home.group, tag(hash), is)?;
-        Some((Place { piece: home.piece, at: at as u32 }, entry))
+        let (location, bucket_ref) = self.tables[usize::from(slot)].locate(hash);
+        let (at, entry) = Bucket(self.pool.bytes(bucket_ref)).find(location.group, tag(hash), is)?;
+        Some((Place { bucket: location.bucket, at: at as u32 }, entry))
     }
 
-    /// Brings from memory what looking for this hash reads first.
+    /// Prefetches the bucket header of a hash.
     #[inline]
-    pub(super) fn touch(&self, slot: u16, hash: u64) -> u8 {
-        let (home, berth) = self.tables[usize::from(slot)].home(hash);
-        Piece(self.shelves.bytes(berth)).touch(home.group)
+    pub(super) fn prefetch(&self, slot: u16, hash: u64) -> u8 {
+        let (location, bucket_ref) = self.tables[usize::from(slot)].locate(hash);
+        Bucket(self.pool.bytes(bucket_ref)).prefetch(location.group)
     }
 
-    /// The first entry that may have this hash: for looking ahead.
+    /// The first entry that may have this hash, for prefetching.
     #[inline]
     pub(super) fn guess(&self, slot: u16, hash: u64) -> Ref {
         self.find(slot, hash, |_| true).map_or(Ref::NONE, |(_, entry)| entry)
     }
 
-    /// Points a place at where its entry has moved to.
+    /// Updates the reference of an entry that was reallocated.
     pub(super) fn replace(&mut self, slot: u16, place: Place, with: Ref) {
-        let berth = self.tables[usize::from(slot)].berth(place.piece);
-        Piece(self.shelves.bytes_mut(berth)).replace(place.at as usize, with);
+        let bucket_ref = self.tables[usize::from(slot)].bucket_ref(place.bucket);
+        Bucket(self.pool.bytes_mut(bucket_ref)).replace(place.at as usize, with);
     }
 
-    /// Adds an entry that is not there. `hash_of` tells the hash of those that have to move.
+    /// Inserts a new entry. `hash_of` returns the hash of entries that must move.
     pub(super) fn insert(&mut self, slot: u16, hash: u64, entry: Ref, hash_of: impl Fn(Ref) -> u64) {
-        if self.len(slot) >= self.tables[usize::from(slot)].pieces() * LOAD {
+        if self.len(slot) >= self.tables[usize::from(slot)].buckets() * LOAD {
             self.split(slot, hash_of);
         }
-        let (home, berth) = self.tables[usize::from(slot)].home(hash);
-        self.put(slot, &home, berth, tag(hash), entry);
-        if let Table::Many(pieces) = &mut self.tables[usize::from(slot)] {
-            pieces.len += 1;
+        let (location, bucket_ref) = self.tables[usize::from(slot)].locate(hash);
+        self.put(slot, &location, bucket_ref, tag(hash), entry);
+        if let Table::Many(buckets) = &mut self.tables[usize::from(slot)] {
+            buckets.len += 1;
         }
     }
 
-    fn put(&mut self, slot: u16, home: &Home, mut berth: Berth, tag: u8, entry: Ref) {
-        let piece = Piece(self.shelves.bytes(berth));
-        let len = piece.len();
-        if len == piece.room() {
-            berth = self.resize(Owner { slot, piece: home.piece }, berth, len + 1);
+    fn put(&mut self, slot: u16, location: &Location, mut bucket_ref: BucketRef, tag: u8, entry: Ref) {
+        let bucket = Bucket(self.pool.bytes(bucket_ref));
+        let len = bucket.len();
+        if len == bucket.capacity() {
+            bucket_ref = self.resize(Owner { slot, bucket: location.bucket }, bucket_ref, len + 1);
         }
-        Piece(self.shelves.bytes_mut(berth)).insert(home.group, tag, entry);
+        Bucket(self.pool.bytes_mut(bucket_ref)).insert(location.group, tag, entry);
     }
 
-    /// Takes an entry out. `hash_of` tells the hash of those that have to move.
+    /// Removes an entry. `hash_of` returns the hash of entries that must move.
     pub(super) fn remove(&mut self, slot: u16, hash: u64, place: Place, hash_of: impl Fn(Ref) -> u64) {
-        let (home, berth) = self.tables[usize::from(slot)].home(hash);
-        let mut piece = Piece(self.shelves.bytes_mut(berth));
-        piece.remove(home.group, place.at as usize);
-        let (len, bytes) = (piece.len(), piece.0.len());
+        let (location, bucket_ref) = self.tables[usize::from(slot)].locate(hash);
+        let mut bucket = Bucket(self.pool.bytes_mut(bucket_ref));
+        bucket.remove(location.group, place.at as usize);
+        let (len, bytes) = (bucket.len(), bucket.0.len());
         if len == 0 {
-            self.release(berth);
-            self.tables[usize::from(slot)].set_berth(home.piece, Berth::NONE);
+            self.release(bucket_ref);
+            self.tables[usize::from(slot)].set_bucket_ref(location.bucket, BucketRef::NONE);
         } else if rounded(bytes_for(len + len / 4 + 2)) < bytes {
-            // Not at once: it may grow again.
-            self.resize(Owner { slot, piece: home.piece }, berth, len + len / 8);
+            // Shrinks only after a margin: the bucket may grow again.
+            self.resize(Owner { slot, bucket: location.bucket }, bucket_ref, len + len / 8);
         }
-        if let Table::Many(pieces) = &mut self.tables[usize::from(slot)] {
-            pieces.len -= 1;
-            if pieces.len < pieces.berths.len() * LOW {
+        if let Table::Many(buckets) = &mut self.tables[usize::from(slot)] {
+            buckets.len -= 1;
+            if buckets.len < buckets.refs.len() * LOW {
                 self.merge(slot, hash_of);
             }
         }
     }
 
-    /// Gives a piece's place back.
-    fn release(&mut self, berth: Berth) {
-        if let Some(owner) = self.shelves.remove(berth) {
-            self.tables[usize::from(owner.slot)].set_berth(owner.piece, berth);
+    /// Frees a bucket.
+    fn release(&mut self, bucket_ref: BucketRef) {
+        if let Some(owner) = self.pool.remove(bucket_ref) {
+            self.tables[usize::from(owner.slot)].set_bucket_ref(owner.bucket, bucket_ref);
         }
     }
 
-    /// Moves a piece to where it has room for this many, or little more room than it needs.
-    fn resize(&mut self, owner: Owner, from: Berth, room: usize) -> Berth {
-        assert!(room <= usize::from(u16::MAX), "hashes that are all alike");
-        let to = self.shelves.add(bytes_for(room), owner);
-        let (old, new) = self.shelves.both(from, to);
-        Piece(new).copy_from(Piece(old));
-        self.tables[usize::from(owner.slot)].set_berth(owner.piece, to);
+    /// Reallocates a bucket with the given capacity.
+    fn resize(&mut self, owner: Owner, from: BucketRef, capacity: usize) -> BucketRef {
+        assert!(capacity <= usize::from(u16::MAX), "bucket overflow: too many equal hashes");
+        let to = self.pool.add(bytes_for(capacity), owner);
+        let (old, new) = self.pool.both(from, to);
+        Bucket(new).copy_from(Bucket(old));
+        self.tables[usize::from(owner.slot)].set_bucket_ref(owner.bucket, to);
         self.release(from);
         to
     }
 
-    /// Changes the list of a table's pieces.
+    /// Changes the bucket list of a table.
     fn relist(&mut self, slot: u16, change: impl FnOnce(&mut Table)) {
         let table = &mut self.tables[usize::from(slot)];
         self.lists -= table.list();
@@ -252,87 +252,88 @@ impl Index {
         self.lists += table.list();
     }
 
-    /// Splits the next piece in line.
+    /// Splits the next bucket in order.
     #[cold]
     fn split(&mut self, slot: u16, hash_of: impl Fn(Ref) -> u64) {
-        let new = self.tables[usize::from(slot)].pieces() as u32;
+        let new = self.tables[usize::from(slot)].buckets() as u32;
         let old = new & (prev_power(new) - 1);
-        let all = self.take_piece(slot, old);
+        let all = self.take_bucket(slot, old);
         let len = self.len(slot) + if new == 1 { all.len() } else { 0 };
         self.relist(slot, |table| match table {
-            Table::One(berth) => {
-                *table = Table::Many(Box::new(Pieces { berths: vec![*berth, Berth::NONE], len }));
+            Table::One(bucket_ref) => {
+                *table = Table::Many(Box::new(Buckets { refs: vec![*bucket_ref, BucketRef::NONE], len }));
             }
-            Table::Many(pieces) => pieces.berths.push(Berth::NONE),
+            Table::Many(buckets) => buckets.refs.push(BucketRef::NONE),
         });
         self.spread(slot, &all, &[old, new], hash_of);
     }
 
-    /// Puts the last piece back into the one it was split from.
+    /// Merges the last bucket into the one it was split from.
     #[cold]
     fn merge(&mut self, slot: u16, hash_of: impl Fn(Ref) -> u64) {
-        let last = self.tables[usize::from(slot)].pieces() as u32 - 1;
+        let last = self.tables[usize::from(slot)].buckets() as u32 - 1;
         let twin = last & (prev_power(last) - 1);
-        let mut all = self.take_piece(slot, last);
-        all.append(&mut self.take_piece(slot, twin));
+        let mut all = self.take_bucket(slot, last);
+        all.append(&mut self.take_bucket(slot, twin));
         self.relist(slot, |table| {
-            if let Table::Many(pieces) = table {
-                pieces.berths.pop();
-                if pieces.berths.len() == 1 {
-                    *table = Table::One(Berth::NONE);
-                } else if pieces.berths.capacity() > 2 * pieces.berths.len() + 4 {
-                    pieces.berths.shrink_to(pieces.berths.len() * 9 / 8);
+            if let Table::Many(buckets) = table {
+                buckets.refs.pop();
+                if buckets.refs.len() == 1 {
+                    *table = Table::One(BucketRef::NONE);
+                } else if buckets.refs.capacity() > 2 * buckets.refs.len() + 4 {
+                    buckets.refs.shrink_to(buckets.refs.len() * 9 / 8);
                 }
             }
         });
         self.spread(slot, &all, &[twin], hash_of);
     }
 
-    fn take_piece(&mut self, slot: u16, piece: u32) -> Vec<(Ref, u8)> {
-        let berth = self.tables[usize::from(slot)].berth(piece);
-        let all = Piece(self.shelves.bytes(berth)).all().collect();
-        self.release(berth);
-        self.tables[usize::from(slot)].set_berth(piece, Berth::NONE);
+    fn take_bucket(&mut self, slot: u16, bucket: u32) -> Vec<(Ref, u8)> {
+        let bucket_ref = self.tables[usize::from(slot)].bucket_ref(bucket);
+        let all = Bucket(self.pool.bytes(bucket_ref)).all().collect();
+        self.release(bucket_ref);
+        self.tables[usize::from(slot)].set_bucket_ref(bucket, BucketRef::NONE);
         all
     }
 
-    /// Puts these where they belong: into these pieces, which are empty.
+    /// Distributes entries over the given empty buckets.
     fn spread(&mut self, slot: u16, all: &[(Ref, u8)], into: &[u32], hash_of: impl Fn(Ref) -> u64) {
-        let pieces = self.tables[usize::from(slot)].pieces();
-        let homes: Vec<Home> = all.iter().map(|(entry, _)| Home::new(hash_of(*entry), pieces)).collect();
-        for piece in into.iter().copied() {
-            let here = homes.iter().filter(|home| home.piece == piece).count();
+        let buckets = self.tables[usize::from(slot)].buckets();
+        let locations: Vec<Location> =
+            all.iter().map(|(entry, _)| Location::new(hash_of(*entry), buckets)).collect();
+        for bucket in into.iter().copied() {
+            let here = locations.iter().filter(|location| location.bucket == bucket).count();
             if here > 0 {
-                self.resize(Owner { slot, piece }, Berth::NONE, here);
+                self.resize(Owner { slot, bucket }, BucketRef::NONE, here);
             }
         }
-        for (home, (entry, tag)) in homes.iter().zip(all) {
-            debug_assert!(into.contains(&home.piece));
-            let berth = self.tables[usize::from(slot)].berth(home.piece);
-            self.put(slot, home, berth, *tag, *entry);
+        for (location, (entry, tag)) in locations.iter().zip(all) {
+            debug_assert!(into.contains(&location.bucket));
+            let bucket_ref = self.tables[usize::from(slot)].bucket_ref(location.bucket);
+            self.put(slot, location, bucket_ref, *tag, *entry);
         }
     }
 
-    /// Takes everything out of a slot.
+    /// Removes all entries of a slot.
     pub(super) fn take(&mut self, slot: u16) -> Vec<Ref> {
         let mut all = Vec::with_capacity(self.len(slot));
-        for piece in 0..self.tables[usize::from(slot)].pieces() {
-            all.extend(self.take_piece(slot, piece as u32).into_iter().map(|(entry, _)| entry));
+        for bucket in 0..self.tables[usize::from(slot)].buckets() {
+            all.extend(self.take_bucket(slot, bucket as u32).into_iter().map(|(entry, _)| entry));
         }
-        self.relist(slot, |table| *table = Table::One(Berth::NONE));
+        self.relist(slot, |table| *table = Table::One(BucketRef::NONE));
         all
     }
 
-    /// Shows the entries of the group that holds `position`, or of the first after it that has some, and gives the position
-    /// of the next; `None` at the end.
-    pub(super) fn scan(&self, slot: u16, mut position: u64, mut show: impl FnMut(Ref)) -> Option<u64> {
+    /// Visits the entries of the group that contains `position`, or of the next non-empty group, and returns the
+    /// position after it; `None` at the end.
+    pub(super) fn scan(&self, slot: u16, mut position: u64, mut visit: impl FnMut(Ref)) -> Option<u64> {
         loop {
-            let (home, berth) = self.tables[usize::from(slot)].home(position.reverse_bits());
-            let piece = Piece(self.shelves.bytes(berth));
-            let group = piece.group(home.group);
+            let (location, bucket_ref) = self.tables[usize::from(slot)].locate(position.reverse_bits());
+            let bucket = Bucket(self.pool.bytes(bucket_ref));
+            let group = bucket.group(location.group);
             let is_empty = group.len() == 0;
-            group.for_each(&mut show);
-            let run = 1u64 << (64 - home.bits);
+            group.for_each(&mut visit);
+            let run = 1u64 << (64 - location.bits);
             position = (position & !(run - 1)).checked_add(run)?;
             if !is_empty {
                 return Some(position);
@@ -340,25 +341,25 @@ impl Index {
         }
     }
 
-    /// Shows every entry of a slot.
-    pub(super) fn for_each(&self, slot: u16, mut show: impl FnMut(Ref)) {
+    /// Visits every entry of a slot.
+    pub(super) fn for_each(&self, slot: u16, mut visit: impl FnMut(Ref)) {
         let table = &self.tables[usize::from(slot)];
-        for piece in 0..table.pieces() {
-            let piece = Piece(self.shelves.bytes(table.berth(piece as u32)));
-            piece.all().for_each(|(entry, _)| show(entry));
+        for bucket in 0..table.buckets() {
+            let bucket = Bucket(self.pool.bytes(table.bucket_ref(bucket as u32)));
+            bucket.all().for_each(|(entry, _)| visit(entry));
         }
     }
 
-    /// Some entry of a slot, picked by `dice`; `None` when there is none.
-    pub(super) fn pick(&self, slot: u16, mut dice: impl FnMut(usize) -> usize) -> Option<Ref> {
+    /// A random entry of a slot, selected by `random_below`; `None` if the slot is empty.
+    pub(super) fn pick(&self, slot: u16, mut random_below: impl FnMut(usize) -> usize) -> Option<Ref> {
         if self.is_empty(slot) {
             return None;
         }
         let table = &self.tables[usize::from(slot)];
         loop {
-            let piece = Piece(self.shelves.bytes(table.berth(dice(table.pieces()) as u32)));
-            if piece.len() > 0 {
-                return Some(piece.at(dice(piece.len())));
+            let bucket = Bucket(self.pool.bytes(table.bucket_ref(random_below(table.buckets()) as u32)));
+            if bucket.len() > 0 {
+                return Some(bucket.at(random_below(bucket.len())));
             }
         }
     }
@@ -379,7 +380,7 @@ mod tests {
         u64::from(n).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29).wrapping_mul(0xbf58_476d_1ce4_e5b9)
     }
 
-    /// A slot of an index, whose entries are their own keys.
+    /// A slot of an index whose entries are their own keys.
     struct Slot<'a>(&'a mut Index, u16);
 
     impl Slot<'_> {
@@ -392,7 +393,7 @@ mod tests {
         }
 
         fn remove(&mut self, n: u32) {
-            let place = self.find(n).expect("it is there");
+            let place = self.find(n).expect("entry exists");
             self.0.remove(self.1, mix(n), place, |entry| mix(entry.0));
         }
 
@@ -407,14 +408,14 @@ mod tests {
     }
 
     #[test]
-    fn slots_find_what_was_put_there_and_not_what_was_removed() {
+    fn slots_find_inserted_entries_and_not_removed_ones() {
         let mut index = Index::new();
         let mut models = vec![HashSet::new(); 5];
         let mut rng = fastrand::Rng::with_seed(3);
         for round in 0..200_000 {
             let at = rng.usize(..models.len());
             let (mut slot, model) = (Slot(&mut index, at as u16 * 3_000), &mut models[at]);
-            // Slots of very different sizes: pieces of one take the places that those of another leave.
+            // Slots of very different sizes: buckets of one slot reuse the space freed by those of another.
             let n = rng.u32(1..[4, 40, 200, 1_000, 8_000][at]);
             let grow = (round / 30_000) % 2 == 0;
             let is_there = slot.find(n).is_some();
@@ -435,7 +436,7 @@ mod tests {
             let slot = Slot(&mut index, at as u16 * 3_000);
             let mut wanted: Vec<_> = model.into_iter().collect();
             wanted.sort_unstable();
-            assert_eq!(slot.all(), wanted, "a scan of a still table shows everything once");
+            assert_eq!(slot.all(), wanted, "a scan of an unchanged table returns every entry once");
             let mut taken: Vec<_> = index.take(at as u16 * 3_000).into_iter().map(|entry| entry.0).collect();
             taken.sort_unstable();
             assert_eq!(taken, wanted);
@@ -444,7 +445,7 @@ mod tests {
     }
 
     #[test]
-    fn a_scan_shows_what_stays_although_the_table_grows_and_shrinks() {
+    fn scan_returns_stable_entries_while_the_table_is_resized() {
         for (start, step, grow) in
             [(50u32, 37u32, true), (6_000, 211, false), (700, 90, true), (150, 3, false)]
         {
@@ -469,16 +470,16 @@ mod tests {
                 }
             }
             for n in stays {
-                assert!(seen.contains_key(&n), "{n} was there all the time");
+                assert!(seen.contains_key(&n), "{n} existed during the whole scan");
             }
         }
     }
 
     #[test]
-    fn a_reference_takes_little_however_many_there_are() {
+    fn memory_per_reference_is_bounded() {
         let mut index = Index::new();
         for n in 1..=300_000u32 {
-            // Many in one slot, and some in each.
+            // Many keys in one slot, and some in each.
             let slot = if n % 3 == 0 { 9 } else { (mix(n) >> 20) as u16 % 1_500 };
             Slot(&mut index, slot).insert(n);
             if n % 10_000 == 0 && n > 100_000 {
@@ -488,7 +489,7 @@ mod tests {
     }
 
     #[test]
-    fn a_slot_that_empties_gives_its_memory_back() {
+    fn emptied_slot_frees_its_memory() {
         let mut index = Index::new();
         let most = 10_000;
         (1..=most).for_each(|n| Slot(&mut index, 5).insert(n));
@@ -502,7 +503,7 @@ mod tests {
     }
 
     #[test]
-    fn one_is_picked_from_wherever_there_are_some() {
+    fn random_entry_comes_from_any_non_empty_bucket() {
         let mut index = Index::new();
         assert_eq!(index.pick(3, |_| 0), None);
         for many in [1, 90, 5_000] {

@@ -1,13 +1,13 @@
-//! How often keys are used, in the 24 bits that an entry has for it.
+//! LFU access counters, in the 24 bits of access information of an entry.
 //!
-//! As in Redis: 16 bits of minutes and a counter of 8. The counter grows the less likely the higher it is, so that 255 stands for
-//! about a million accesses; with the minutes that pass unused it shrinks. New keys begin a little above zero, or they would
-//! be the first to go.
+//! As in Redis: 16 bits of minutes and an 8-bit logarithmic counter. The counter is incremented with decreasing
+//! probability, so that 255 stands for about a million accesses; it decays with idle minutes. New keys start above
+//! zero, or they would be evicted first.
 
-/// What a key begins with.
+/// Initial counter of a new key.
 const BEGIN: u8 = 5;
 
-/// Counts accesses.
+/// LFU parameters and random state.
 #[derive(Clone, Debug)]
 pub(crate) struct Lfu {
     minutes: u32,
@@ -17,7 +17,7 @@ pub(crate) struct Lfu {
 }
 
 impl Lfu {
-    /// `lfu-log-factor` and `lfu-decay-time`.
+    /// Parameters `lfu-log-factor` and `lfu-decay-time`.
     pub(crate) fn new(log_factor: u32, decay_minutes: u32, seed: u64) -> Lfu {
         Lfu { minutes: 0, log_factor, decay_minutes, random: seed | 1 }
     }
@@ -26,7 +26,7 @@ impl Lfu {
         self.minutes = (seconds / 60) & 0xffff;
     }
 
-    /// The counter of a note, less what the time since has taken.
+    /// The counter of an entry after decay.
     pub(super) fn frequency(&self, note: u32) -> u8 {
         let counter = note as u8;
         if self.decay_minutes == 0 {
@@ -36,12 +36,12 @@ impl Lfu {
         counter.saturating_sub(u8::try_from(passed / self.decay_minutes).unwrap_or(u8::MAX))
     }
 
-    /// The note of a key that is used now.
+    /// The access information after an access now.
     pub(super) fn touch(&mut self, note: u32) -> u32 {
         let counter = self.frequency(note);
         let base = f64::from(counter.saturating_sub(BEGIN));
         let chance = 1.0 / (base * f64::from(self.log_factor) + 1.0);
-        // Marsaglia's xorshift: it need not be good, only cheap.
+        // Marsaglia's xorshift: speed matters more than quality.
         self.random ^= self.random << 13;
         self.random ^= self.random >> 7;
         self.random ^= self.random << 17;
@@ -63,7 +63,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn counters_grow_slowly_and_shrink_with_time() {
+    fn lfu_counter_grows_logarithmically_and_decays() {
         let mut lfu = Lfu::new(10, 1, 3);
         lfu.set_clock(60);
         let mut note = lfu.new_note();

@@ -1,4 +1,4 @@
-//! The keyspace against a plain map.
+//! Model tests: the keyspace against a plain map.
 
 use std::collections::BTreeMap;
 
@@ -12,7 +12,7 @@ fn string(item: Option<Item<'_>>) -> Option<Vec<u8>> {
 }
 
 #[test]
-fn behaves_like_a_map_with_expiries() {
+fn keyspace_matches_a_map_with_expire_times() {
     let mut rng = fastrand::Rng::with_seed(11);
     let mut space = Keyspace::new(42);
     let mut model: BTreeMap<Vec<u8>, (Vec<u8>, Option<i64>)> = BTreeMap::new();
@@ -94,7 +94,7 @@ fn a_small_key_takes_at_most_a_hundred_bytes() {
 }
 
 #[test]
-fn a_scan_of_one_large_slot_shows_what_stays() {
+fn scan_of_a_large_slot_returns_stable_keys() {
     let mut space = Keyspace::new(1);
     let key = |n: usize| format!("{{a}}:{n}");
     (0..5_000).for_each(|n| space.set_str(key(n).as_bytes(), b"v", None));
@@ -106,7 +106,7 @@ fn a_scan_of_one_large_slot_shows_what_stays() {
         if cursor == 0 {
             break;
         }
-        // Grows at first, and shrinks then, all but every seventh of the first.
+        // The keyspace grows first and then shrinks to every seventh key.
         for _ in 0..40 {
             if next < 12_000 {
                 space.set_str(key(next).as_bytes(), b"v", None);
@@ -120,7 +120,7 @@ fn a_scan_of_one_large_slot_shows_what_stays() {
 }
 
 #[test]
-fn what_has_expired_is_hidden_where_it_may_not_be_deleted() {
+fn expired_keys_are_hidden_on_replicas() {
     let mut space = Keyspace::new(1);
     space.set_str(b"a", b"1", Some(10));
     assert!(space.contains(b"a"));
@@ -134,7 +134,7 @@ fn what_has_expired_is_hidden_where_it_may_not_be_deleted() {
 }
 
 #[test]
-fn an_image_shows_the_moment_it_was_begun_whatever_happens_meanwhile() {
+fn image_is_point_in_time_under_concurrent_writes() {
     fn write(out: &mut Vec<u8>, key: &[u8], item: Item<'_>, at: Option<i64>) {
         let Item::Str(value) = item else { panic!("not a string") };
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
@@ -182,7 +182,7 @@ fn an_image_shows_the_moment_it_was_begun_whatever_happens_meanwhile() {
 }
 
 #[test]
-fn what_is_written_before_its_time_comes_piece_by_piece_too() {
+fn early_image_output_is_chunked() {
     fn write(out: &mut Vec<u8>, key: &[u8], item: Item<'_>, _: Option<i64>) {
         let Item::Str(value) = item else { panic!("not a string") };
         out.extend_from_slice(key);
@@ -205,7 +205,7 @@ fn what_is_written_before_its_time_comes_piece_by_piece_too() {
 }
 
 #[test]
-fn a_number_is_put_in_place_and_keeps_its_expiry() {
+fn counter_update_in_place_keeps_the_expire_time() {
     let mut space = Keyspace::new(3);
     let add = |space: &mut Keyspace, key: &[u8], fail: bool| {
         space.put_number(key, |item| match string(item) {

@@ -31,7 +31,7 @@ const fn tables() -> [[u64; 256]; 8] {
     tables
 }
 
-/// Continues `sum` (0 to begin) over `bytes`.
+/// Updates the checksum `sum` (0 initially) with `bytes`.
 pub fn crc64(mut sum: u64, bytes: &[u8]) -> u64 {
     let mut words = bytes.chunks_exact(8);
     for word in &mut words {

@@ -1,25 +1,25 @@
-//! What the fuzz target runs: bytes from outside as a payload.
+//! Entry points of the fuzz target: untrusted bytes as a payload.
 //!
-//! The target in `fuzz/` needs a nightly compiler, so it only calls this; a test runs it over tampered payloads on every
-//! `cargo test`. Invariant: these functions return for every input.
+//! The target in `fuzz/` needs a nightly compiler, so it only calls this; a test runs it over corrupted payloads on
+//! every `cargo test`. Invariant: these functions return for every input.
 
 use super::{Object, ObjectRef, read_object, restore, write_object};
 use crate::value::limits::Limits;
 
-/// A payload as RESTORE gets it. The checksum keeps most bytes out, so the body is read without it as well.
+/// Runs RESTORE on a payload. The checksum rejects most inputs, so the body is also decoded without it.
 pub fn payload(data: &[u8]) {
     let _ = restore(data, &Limits::default());
     body(data);
 }
 
-/// Type and body: what is taken in must be written and taken in again, and come out the same.
+/// Round trip of type and body: an accepted value must serialize and deserialize to the same value.
 pub fn body(data: &[u8]) {
     let limits = Limits::default();
     let Ok(object) = read_object(data, &limits) else { return };
     let written = bytes(&object);
     match read_object(&written, &limits) {
-        Ok(again) => assert_eq!(bytes(&again), written, "it changes when it is carried over"),
-        Err(_) => panic!("what was written cannot be read"),
+        Ok(again) => assert_eq!(bytes(&again), written, "value changed in a round trip"),
+        Err(_) => panic!("serialized value cannot be decoded"),
     }
 }
 

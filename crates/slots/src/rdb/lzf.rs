@@ -1,13 +1,13 @@
-//! Reads LZF: runs of literals and back references.
+//! LZF decompression: literal runs and back references.
 
 use super::BadFormat;
 
-/// The most one input byte can become: a three-byte reference stands for 264.
-const MOST_GROWTH: usize = 264;
+/// Maximum expansion per input byte: a three-byte reference stands for 264 bytes.
+const MAX_EXPANSION: usize = 264;
 
-/// Unpacks exactly `length` bytes.
+/// Decompresses to exactly `length` bytes.
 pub(super) fn unpack(input: &[u8], length: usize) -> Result<Vec<u8>, BadFormat> {
-    if length > input.len().saturating_mul(MOST_GROWTH) {
+    if length > input.len().saturating_mul(MAX_EXPANSION) {
         return Err(BadFormat);
     }
     let mut output = Vec::with_capacity(length);

@@ -1,9 +1,9 @@
-//! Reads the packed forms inside payloads: listpacks, the older ziplists, and sets of integers.
+//! Decodes the packed encodings inside payloads: listpacks, the older ziplists, and intsets.
 
 use super::BadFormat;
 use super::read::Reader;
 
-/// An entry of a packed list.
+/// An entry of a listpack or ziplist.
 pub(super) enum Entry<'a> {
     Bytes(&'a [u8]),
     Int(i64),
@@ -110,7 +110,7 @@ pub(super) fn ziplist(bytes: &[u8]) -> Result<Vec<Entry<'_>>, BadFormat> {
     Ok(entries)
 }
 
-/// All numbers of a set of integers, which must ascend.
+/// All numbers of an intset, which must ascend.
 pub(super) fn intset(bytes: &[u8]) -> Result<Vec<i64>, BadFormat> {
     let mut reader = Reader::new(bytes);
     let width = reader.u32_le()? as usize;

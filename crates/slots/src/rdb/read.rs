@@ -1,4 +1,4 @@
-//! Reads the body of a payload, form by form.
+//! Decodes the body of a payload, by encoding.
 
 use super::Object;
 use super::lzf;
@@ -9,11 +9,11 @@ use crate::value::list::{End, List};
 use crate::value::set::Set;
 use crate::value::zset::{Inserted, Zset};
 
-/// The bytes are not what their type says.
+/// The bytes do not match their type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BadFormat;
 
-/// Bytes from outside, taken piece by piece.
+/// A cursor over untrusted bytes.
 pub(super) struct Reader<'a> {
     bytes: &'a [u8],
 }
@@ -50,7 +50,7 @@ impl<'a> Reader<'a> {
         self.take(4)?.try_into().map(u32::from_be_bytes).map_err(|_| BadFormat)
     }
 
-    /// A signed number of `width` bytes.
+    /// A signed little-endian number of `width` bytes.
     pub(super) fn int_le(&mut self, width: usize) -> Result<i64, BadFormat> {
         let bytes = self.take(width)?;
         let mut number = [if bytes[width - 1] & 0x80 != 0 { 0xff } else { 0 }; 8];
@@ -62,7 +62,7 @@ impl<'a> Reader<'a> {
         self.take(8)?.try_into().map(f64::from_le_bytes).map_err(|_| BadFormat)
     }
 
-    /// A length, or the number of a special form.
+    /// A length, or the number of a special string encoding.
     fn length_or_form(&mut self) -> Result<Result<u64, u8>, BadFormat> {
         let first = self.byte()?;
         Ok(Ok(match first >> 6 {
@@ -99,7 +99,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// A score as text, with three length bytes for what is no number.
+    /// A score as text, with three special lengths for NaN and infinities.
     fn text_score(&mut self) -> Result<f64, BadFormat> {
         match self.byte()? {
             253 => Err(BadFormat),
@@ -113,7 +113,7 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// A type byte and the body behind it, which must be all there is.
+/// A type byte and body, which must span the whole input.
 pub(super) fn object(bytes: &[u8], limits: &Limits) -> Result<Object, BadFormat> {
     let mut reader = Reader::new(bytes);
     let value = match reader.byte()? {
@@ -146,7 +146,7 @@ pub(super) fn object(bytes: &[u8], limits: &Limits) -> Result<Object, BadFormat>
     if empty || reader.left() != 0 { Err(BadFormat) } else { Ok(value) }
 }
 
-/// Strings, each behind a mark.
+/// Strings, each after an opcode.
 pub(super) fn functions(bytes: &[u8], mark: u8) -> Result<Vec<Vec<u8>>, BadFormat> {
     let mut reader = Reader::new(bytes);
     let mut codes = Vec::new();

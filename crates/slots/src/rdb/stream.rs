@@ -1,7 +1,8 @@
-//! Streams in payloads: blocks as listpacks, then what is known about the stream, then groups with what is pending.
+//! Streams in payloads: blocks as listpacks, then the stream metadata, then consumer groups with their pending
+//! entries.
 //!
-//! Three forms, which differ in what was added later: the first entry and counts (7.0), when a consumer was active (7.2).
-//! We write the second.
+//! Three encodings, which differ in later additions: first id and counters (7.0), active time of consumers (7.2). We
+//! write the second.
 
 use super::packed::{self, Entry};
 use super::read::Reader;
@@ -9,9 +10,9 @@ use super::{BadFormat, write_length, write_string};
 use crate::value::stream::group::Group;
 use crate::value::stream::{Id, RawEntry, Stream};
 
-/// Forms from this one on say how many entries were added, and where the first and the last deleted are.
+/// Encodings from this one on contain the number of added entries, the first id and the highest deleted id.
 const WITH_COUNTS: u8 = 19;
-/// Forms from this one on say when a consumer was active.
+/// Encodings from this one on contain the active time of a consumer.
 const WITH_ACTIVITY: u8 = 21;
 
 pub(super) fn write(to: &mut Vec<u8>, stream: &Stream) {
@@ -34,7 +35,7 @@ pub(super) fn write(to: &mut Vec<u8>, stream: &Stream) {
 
 fn write_group(to: &mut Vec<u8>, group: &Group) {
     write_id(to, group.last_id);
-    // Unknown is -1, and a length has no sign.
+    // Unknown is -1, encoded as an unsigned length.
     write_length(to, group.entries_read.unwrap_or(u64::MAX));
     write_length(to, group.pending_len() as u64);
     for (id, pending) in group.pending_from(Id::MIN) {
@@ -56,7 +57,7 @@ fn write_id(to: &mut Vec<u8>, id: Id) {
     write_length(to, id.seq);
 }
 
-/// An id so that the order of bytes is that of ids.
+/// An id in big-endian bytes, whose order is that of ids.
 fn raw(id: Id) -> [u8; 16] {
     (u128::from(id.ms) << 64 | u128::from(id.seq)).to_be_bytes()
 }
@@ -99,7 +100,7 @@ pub(super) fn read(reader: &mut Reader<'_>, form: u8) -> Result<Box<Stream>, Bad
     Ok(stream)
 }
 
-/// The elements of a listpack, one after the other.
+/// The elements of a listpack, in sequence.
 struct Pieces<'a> {
     texts: &'a [Vec<u8>],
     at: usize,
@@ -116,7 +117,7 @@ impl<'a> Pieces<'a> {
         moim_wire_resp::number::parse_i64(self.text()?).ok_or(BadFormat)
     }
 
-    /// A number of elements, which cannot be more than there are.
+    /// A number of elements, bounded by the remaining elements.
     fn count(&mut self) -> Result<usize, BadFormat> {
         let count = usize::try_from(self.int()?).map_err(|_| BadFormat)?;
         if count > self.texts.len() { Err(BadFormat) } else { Ok(count) }
@@ -191,7 +192,7 @@ fn read_group(reader: &mut Reader<'_>, form: u8, stream: &Stream) -> Result<Grou
         if form >= WITH_ACTIVITY {
             reader.int_le(8)?;
         }
-        let (name, is_new) = group.see(&name, seen_ms);
+        let (name, is_new) = group.touch_consumer(&name, seen_ms);
         if !is_new {
             return Err(BadFormat);
         }

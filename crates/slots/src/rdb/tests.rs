@@ -1,4 +1,4 @@
-//! Payloads that Redis 7.0.15 made, what we write read back, and bytes that were tampered with.
+//! Payloads of Redis 7.0.15, round trips, and corrupted payloads.
 
 use super::*;
 use crate::value::limits::Limits;
@@ -10,7 +10,7 @@ fn hex(text: &str) -> Vec<u8> {
     (0..text.len()).step_by(2).map(|at| u8::from_str_radix(&text[at..at + 2], 16).unwrap()).collect()
 }
 
-/// A value in words.
+/// A textual form of a value.
 fn show(value: &Object) -> String {
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     let join = |parts: Vec<String>| parts.join(" ");
@@ -122,7 +122,7 @@ fn samples() -> Vec<Object> {
             stream.push(Id { ms: u64::from(n as u32) + 1, seq: 0 }, &[(field, text.as_bytes())], &limits);
         }
         let mut group = Group::new(Id { ms: 1, seq: 0 }, Some(1));
-        let (consumer, _) = group.see(b"somebody", 5);
+        let (consumer, _) = group.touch_consumer(b"consumer-1", 5);
         group.assign(Id { ms: 1, seq: 0 }, &consumer, 77, 3);
         stream.groups.insert(b"group"[..].into(), group);
         stream.delete(Id { ms: 2, seq: 0 });
@@ -150,7 +150,7 @@ fn as_ref(value: &Object) -> ObjectRef<'_> {
 }
 
 #[test]
-fn what_is_dumped_is_restored() {
+fn dump_restore_round_trip() {
     for value in samples() {
         let payload = dump(as_ref(&value));
         assert_eq!(show(&restore(&payload, &Limits::default()).unwrap()), show(&value));
@@ -158,7 +158,7 @@ fn what_is_dumped_is_restored() {
 }
 
 #[test]
-fn a_wrong_footer_is_refused() {
+fn invalid_footer_is_rejected() {
     let limits = Limits::default();
     let mut payload = dump(ObjectRef::String(b"hello"));
     assert_eq!(restore(&payload[..5], &limits).unwrap_err(), RestoreError::Footer);
@@ -171,7 +171,7 @@ fn a_wrong_footer_is_refused() {
 }
 
 #[test]
-fn tampered_bodies_never_panic_and_never_take_much_memory() {
+fn corrupted_bodies_never_panic_and_allocate_little() {
     let mut random = fastrand::Rng::with_seed(11);
     let mut bodies: Vec<Vec<u8>> = samples()
         .iter()

@@ -1,10 +1,10 @@
-//! The `bit` library of scripts: operations on 32-bit numbers.
+//! The `bit` library: operations on 32-bit integers.
 
 use mlua::{Lua, MultiValue, Result, Table, Value};
 
-use super::{Answer, argument, raise, wrong};
+use super::{LuaResult, argument, raise, wrong};
 
-/// The library.
+/// Creates the library table.
 pub(super) fn library(lua: &Lua) -> Result<Table> {
     let table = lua.create_table()?;
     let one = |name: &str, apply: fn(u32) -> u32| {
@@ -49,22 +49,22 @@ fn bits(value: Option<&Value>, at: usize) -> std::result::Result<u32, String> {
     }
 }
 
-fn give(lua: &Lua, result: std::result::Result<u32, String>) -> Answer {
+fn give(lua: &Lua, result: std::result::Result<u32, String>) -> LuaResult {
     match result {
         Ok(bits) => Ok(Value::Integer(i64::from(bits as i32))),
         Err(failed) => Err(raise(lua, &failed)),
     }
 }
 
-fn unary(lua: &Lua, args: &MultiValue, apply: fn(u32) -> u32) -> Answer {
+fn unary(lua: &Lua, args: &MultiValue, apply: fn(u32) -> u32) -> LuaResult {
     give(lua, bits(argument(args, 0), 1).map(apply))
 }
 
-fn binary(lua: &Lua, args: &MultiValue, apply: fn(u32, u32) -> u32) -> Answer {
+fn binary(lua: &Lua, args: &MultiValue, apply: fn(u32, u32) -> u32) -> LuaResult {
     give(lua, bits(argument(args, 0), 1).and_then(|n| Ok(apply(n, bits(argument(args, 1), 2)?))))
 }
 
-fn fold(lua: &Lua, args: &MultiValue, apply: fn(u32, u32) -> u32) -> Answer {
+fn fold(lua: &Lua, args: &MultiValue, apply: fn(u32, u32) -> u32) -> LuaResult {
     let folded = || {
         let mut result = bits(argument(args, 0), 1)?;
         for (at, value) in args.iter().enumerate().skip(1) {
@@ -75,7 +75,7 @@ fn fold(lua: &Lua, args: &MultiValue, apply: fn(u32, u32) -> u32) -> Answer {
     give(lua, folded())
 }
 
-fn tohex(lua: &Lua, args: &MultiValue) -> Answer {
+fn tohex(lua: &Lua, args: &MultiValue) -> LuaResult {
     let digits = match argument(args, 1) {
         None => Ok(8),
         some => bits(some, 2).map(|n| n as i32),

@@ -1,4 +1,4 @@
-//! The script cache of a node: the text of scripts by their SHA-1, and which of them have been quick so far.
+//! Script cache of a node: script sources by SHA-1, and which scripts have been quick so far.
 
 use std::sync::Arc;
 
@@ -6,78 +6,78 @@ use hashbrown::HashMap;
 
 use super::MAX_COMPILED;
 
-/// The scripts that this node knows, by their names.
+/// The script cache.
 #[derive(Default)]
 pub struct Scripts {
-    known: std::sync::Mutex<Known>,
+    cache: std::sync::Mutex<Entries>,
 }
 
 #[derive(Default)]
-struct Known {
+struct Entries {
     scripts: HashMap<String, (Arc<[u8]>, bool)>,
     bytes: usize,
-    /// How many times in a row a script was quick.
+    /// Number of consecutive quick runs per script.
     quick: HashMap<String, u8>,
 }
 
 impl Scripts {
-    /// Bytes of scripts above which those that only EVAL brought are forgotten.
+    /// Cache size above which scripts cached only by EVAL are evicted.
     const MAX_BYTES: usize = 64 << 20;
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, Known> {
-        self.known.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    fn lock(&self) -> std::sync::MutexGuard<'_, Entries> {
+        self.cache.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 
-    /// A script that was quick this often is trusted to be quick again.
-    const TRUSTED: u8 = 3;
-    /// What is quick.
+    /// Consecutive quick runs after which a script is expected to be quick.
+    const QUICK_RUNS: u8 = 3;
+    /// Maximum duration of a quick run.
     const QUICK_NS: u64 = 300_000;
 
-    /// Whether a script may run on an event loop.
+    /// True if a script may run on an event loop.
     pub fn is_quick(&self, sha: &str) -> bool {
-        self.lock().quick.get(sha).is_some_and(|times| *times >= Self::TRUSTED)
+        self.lock().quick.get(sha).is_some_and(|times| *times >= Self::QUICK_RUNS)
     }
 
     pub(super) fn on_run(&self, sha: &str, took_ns: u64) {
-        let mut known = self.lock();
-        if known.quick.len() > MAX_COMPILED {
-            known.quick.clear();
+        let mut cache = self.lock();
+        if cache.quick.len() > MAX_COMPILED {
+            cache.quick.clear();
         }
-        let times = known.quick.entry_ref(sha).or_insert(0);
+        let times = cache.quick.entry_ref(sha).or_insert(0);
         *times = if took_ns <= Self::QUICK_NS { times.saturating_add(1) } else { 0 };
     }
 
-    /// The text of a script.
+    /// The source of a script.
     pub fn get(&self, sha: &str) -> Option<Arc<[u8]>> {
         self.lock().scripts.get(sha).map(|(source, _)| Arc::clone(source))
     }
 
-    /// Keeps a script; `pinned` ones, of SCRIPT LOAD, are kept until SCRIPT FLUSH.
+    /// Caches a script; `pinned` ones (SCRIPT LOAD) stay until SCRIPT FLUSH.
     pub fn add(&self, sha: &str, source: &[u8], pinned: bool) {
-        let mut known = self.lock();
-        if let Some((_, was_pinned)) = known.scripts.get_mut(sha) {
+        let mut cache = self.lock();
+        if let Some((_, was_pinned)) = cache.scripts.get_mut(sha) {
             *was_pinned |= pinned;
             return;
         }
-        if known.bytes > Self::MAX_BYTES {
-            known.scripts.retain(|_, (_, pinned)| *pinned);
-            known.bytes = known.scripts.values().map(|(source, _)| source.len()).sum();
+        if cache.bytes > Self::MAX_BYTES {
+            cache.scripts.retain(|_, (_, pinned)| *pinned);
+            cache.bytes = cache.scripts.values().map(|(source, _)| source.len()).sum();
         }
-        known.bytes += source.len();
-        known.scripts.insert(sha.to_owned(), (source.into(), pinned));
+        cache.bytes += source.len();
+        cache.scripts.insert(sha.to_owned(), (source.into(), pinned));
     }
 
-    /// Forgets all.
+    /// Clears the cache (SCRIPT FLUSH).
     pub fn clear(&self) {
-        *self.lock() = Known::default();
+        *self.lock() = Entries::default();
     }
 
-    /// How many there are.
+    /// Number of cached scripts.
     pub fn len(&self) -> usize {
         self.lock().scripts.len()
     }
 
-    /// Whether there is none.
+    /// True if the cache is empty.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }

@@ -1,17 +1,17 @@
-//! Answers as Lua values and back, by the rules of Redis.
+//! Conversion between RESP replies and Lua values, by the rules of Redis.
 
 use bytes::Bytes;
 use mlua::{Lua, Result, Table, Value};
 use moim_wire_resp::{Protocol, Value as Reply};
 
 use super::patterns::Failed;
-use super::{memory, watch};
+use super::{interrupt, memory};
 use crate::error::Error;
 
-/// Deeper tables are an error: a script can make one that contains itself.
+/// Maximum nesting: a script can create a table that contains itself.
 const MAX_DEPTH: usize = 1000;
 
-/// An answer as a script sees it.
+/// Converts a reply to a Lua value.
 pub(super) fn to_lua(lua: &Lua, reply: &Reply, protocol: Protocol) -> Result<Value> {
     let string = |bytes: &[u8]| lua.create_string(bytes).map(Value::String);
     let one = |field: &str, value: Value| {
@@ -59,13 +59,13 @@ pub(super) fn to_lua(lua: &Lua, reply: &Reply, protocol: Protocol) -> Result<Val
     }
 }
 
-/// What a script gave back, as an answer. A table that contains another many times can stand for an answer of any size: what does
-/// not fit into the memory of scripts is an error.
+/// Converts a script's result to a reply. A table that contains another many times can expand to a reply of any size:
+/// a reply larger than the memory of scripts is an error.
 pub(super) fn to_reply(value: &Value, protocol: Protocol) -> std::result::Result<Reply, Error> {
     Converter { protocol, bytes: 0 }.value(value, 0).map_err(|why| Error::err(format_args!("{why}")))
 }
 
-/// Bytes that a value in an answer takes, beside its text.
+/// Bytes charged per value of a reply, besides its text.
 const VALUE_BYTES: usize = 64;
 
 struct Converter {
@@ -78,10 +78,10 @@ impl Converter {
         if depth > MAX_DEPTH {
             return Ok(Reply::Error(Bytes::from_static(b"ERR reached lua stack limit")));
         }
-        watch::work(16)?;
+        interrupt::work(16)?;
         let text = if let Value::String(text) = value { text.as_bytes().len() } else { 0 };
         self.bytes += VALUE_BYTES + text;
-        if !memory::extend(self.bytes) {
+        if !memory::raise_limit(self.bytes) {
             return Err("Error running script: the answer takes more memory than scripts may use".to_owned());
         }
         Ok(match value {
@@ -97,7 +97,7 @@ impl Converter {
     }
 }
 
-/// As a processor converts a float: towards zero, and the lowest integer for what does not fit.
+/// Converts a float as a processor does: truncated, and the minimum integer if out of range.
 fn truncate(number: f64) -> i64 {
     if (-9.3e18..9.223_372_036_854_775e18).contains(&number) { number as i64 } else { i64::MIN }
 }

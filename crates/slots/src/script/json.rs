@@ -1,7 +1,7 @@
-//! The `cjson` library of scripts.
+//! The `cjson` library.
 //!
-//! What is read comes from clients: nesting is bounded, and so is what a sparse table may become. What a script sets lasts as
-//! long as that script: others run on the same machine, and on others.
+//! The input is untrusted: nesting is bounded, and so is the size of an array from a sparse table. Settings last only
+//! as long as the script that changes them: other scripts use the same interpreter.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -9,19 +9,19 @@ use std::rc::Rc;
 use mlua::{LightUserData, Lua, MultiValue, Result, Table, Value};
 
 use super::strings::check_size;
-use super::{Answer, argument, raise, watch, wrong};
+use super::{LuaResult, argument, interrupt, raise, wrong};
 use crate::value::number::format_g;
 
-/// Deepest nesting that is written or read, whatever a script sets: both are done on this thread's stack.
+/// Maximum nesting for encoding and decoding, whatever a script sets: both recurse on this thread's stack.
 const MAX_DEPTH: usize = 1000;
-/// Longest array that is mostly holes.
-const MOST_PLACES: i64 = 1 << 20;
-/// The highest number that a setting may have.
-const MOST: f64 = 2_147_483_647.0;
+/// Maximum length of a mostly sparse array.
+const MAX_SPARSE_LENGTH: i64 = 1 << 20;
+/// Maximum value of a numeric setting.
+const MAX_SETTING: f64 = 2_147_483_647.0;
 
 type Outcome<T> = std::result::Result<T, String>;
 
-/// What is done with numbers that JSON has no words for.
+/// Handling of numbers that JSON cannot represent (NaN, infinity).
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Invalid {
     Refused,
@@ -29,14 +29,14 @@ enum Invalid {
     Null,
 }
 
-/// What a script may set.
+/// The `cjson` settings of a script.
 #[derive(Clone, Copy)]
 pub(super) struct Settings {
-    /// Whether a table with large holes becomes an object.
+    /// True if an excessively sparse table is encoded as an object.
     sparse_convert: bool,
-    /// How many times as many places as items make large holes; 0 is never.
+    /// Ratio of length to items above which a table is excessively sparse; 0 disables the check.
     sparse_ratio: i64,
-    /// Up to this length there are none.
+    /// Length up to which a table is never excessively sparse.
     sparse_safe: i64,
     encode_depth: usize,
     decode_depth: usize,
@@ -62,7 +62,7 @@ impl Default for Settings {
     }
 }
 
-/// A setting that is a number from `least` to `most`, if the script gives it.
+/// Parses an optional numeric setting from `least` to `most`.
 fn whole(args: &MultiValue, at: usize, name: &str, least: f64, most: f64) -> Outcome<Option<i64>> {
     let number = match argument(args, at) {
         None | Some(Value::Nil) => return Ok(None),
@@ -80,7 +80,7 @@ fn whole(args: &MultiValue, at: usize, name: &str, least: f64, most: f64) -> Out
     Err(format!("bad argument #{at} to '{name}' (expected integer between {least} and {most})"))
 }
 
-/// A setting that is true or false, or one of the words; if the script gives it.
+/// Parses an optional setting that is a boolean or one of the words.
 fn choice(args: &MultiValue, name: &str, words: &[&str]) -> Outcome<Option<usize>> {
     match argument(args, 0) {
         None | Some(Value::Nil) => Ok(None),
@@ -96,13 +96,13 @@ fn choice(args: &MultiValue, name: &str, words: &[&str]) -> Outcome<Option<usize
     }
 }
 
-/// One function that reads and changes a setting: at most so many arguments, and what it does with them.
+/// A function that reads and changes a setting.
 type Setter = fn(&mut Settings, &MultiValue) -> Outcome<MultiValue>;
 
 fn sparse_array(settings: &mut Settings, args: &MultiValue) -> Outcome<MultiValue> {
     const NAME: &str = "encode_sparse_array";
     let convert = choice(args, NAME, &["off", "on"])?;
-    let (ratio, safe) = (whole(args, 1, NAME, 0.0, MOST)?, whole(args, 2, NAME, 0.0, MOST)?);
+    let (ratio, safe) = (whole(args, 1, NAME, 0.0, MAX_SETTING)?, whole(args, 2, NAME, 0.0, MAX_SETTING)?);
     settings.sparse_convert = convert.map_or(settings.sparse_convert, |on| on == 1);
     settings.sparse_ratio = ratio.unwrap_or(settings.sparse_ratio);
     settings.sparse_safe = safe.unwrap_or(settings.sparse_safe);
@@ -114,8 +114,8 @@ fn sparse_array(settings: &mut Settings, args: &MultiValue) -> Outcome<MultiValu
     ]))
 }
 
-/// A number as the only answer.
-fn answer(number: usize) -> Outcome<MultiValue> {
+/// A single number as result.
+fn single(number: usize) -> Outcome<MultiValue> {
     Ok(MultiValue::from_iter([Value::Number(number as f64)]))
 }
 
@@ -124,17 +124,17 @@ fn flag(is_on: bool) -> Outcome<MultiValue> {
 }
 
 fn depth(of: &mut usize, args: &MultiValue, name: &str) -> Outcome<MultiValue> {
-    if let Some(depth) = whole(args, 0, name, 1.0, MOST)? {
+    if let Some(depth) = whole(args, 0, name, 1.0, MAX_SETTING)? {
         *of = usize::try_from(depth).unwrap_or(MAX_DEPTH);
     }
-    answer(*of)
+    single(*of)
 }
 
 fn precision(settings: &mut Settings, args: &MultiValue) -> Outcome<MultiValue> {
     if let Some(digits) = whole(args, 0, "encode_number_precision", 1.0, 14.0)? {
         settings.precision = usize::try_from(digits).unwrap_or(14);
     }
-    answer(settings.precision)
+    single(settings.precision)
 }
 
 fn keep_buffer(settings: &mut Settings, args: &MultiValue) -> Outcome<MultiValue> {
@@ -159,7 +159,7 @@ fn decode_invalid(settings: &mut Settings, args: &MultiValue) -> Outcome<MultiVa
     flag(settings.decode_invalid)
 }
 
-/// Every function of the library that is about settings, with how many arguments it takes.
+/// The setting functions with their maximum number of arguments.
 const SETTERS: [(&str, usize, Setter); 7] = [
     ("encode_sparse_array", 3, sparse_array),
     ("encode_max_depth", 1, |settings, args| depth(&mut settings.encode_depth, args, "encode_max_depth")),
@@ -170,7 +170,7 @@ const SETTERS: [(&str, usize, Setter); 7] = [
     ("decode_invalid_numbers", 1, decode_invalid),
 ];
 
-/// The library. Whoever has a script begin puts the settings back.
+/// Creates the library table. The caller resets the settings before each script.
 pub(super) fn library(lua: &Lua, settings: &Rc<Cell<Settings>>) -> Result<Table> {
     let table = lua.create_table()?;
     let current = Rc::clone(settings);
@@ -200,7 +200,7 @@ pub(super) fn library(lua: &Lua, settings: &Rc<Cell<Settings>>) -> Result<Table>
     Ok(table)
 }
 
-fn encode(lua: &Lua, args: &MultiValue, settings: Settings) -> Answer {
+fn encode(lua: &Lua, args: &MultiValue, settings: Settings) -> LuaResult {
     let mut writer = Writer { to: Vec::new(), settings };
     match argument(args, 0)
         .ok_or_else(|| wrong(1, "value", "no value"))
@@ -217,9 +217,9 @@ struct Writer {
 }
 
 impl Writer {
-    /// Writes a value that is inside so many tables.
+    /// Encodes a value at a nesting depth.
     fn write(&mut self, value: &Value, depth: usize) -> Outcome<()> {
-        watch::work(16)?;
+        interrupt::work(16)?;
         check_size(&self.to)?;
         match value {
             Value::Nil | Value::LightUserData(_) => self.to.extend_from_slice(b"null"),
@@ -247,13 +247,14 @@ impl Writer {
         Ok(())
     }
 
-    /// How long the array is that a table is; `None` when it is no array. A table with large holes is refused, or none.
+    /// Array length of a table; `None` if it is not an array. An excessively sparse table is rejected, or not an
+    /// array.
     fn array_length(&self, table: &Table) -> Outcome<Option<i64>> {
         let Settings { sparse_convert, sparse_ratio, sparse_safe, .. } = self.settings;
         let (mut highest, mut items) = (0i64, 0i64);
         for pair in table.pairs::<Value, Value>() {
             let (key, _) = pair.map_err(|error| error.to_string())?;
-            watch::work(8)?;
+            interrupt::work(8)?;
             let key = match key {
                 Value::Integer(key) if key > 0 => key,
                 Value::Number(key) if key > 0.0 && key.fract() == 0.0 && key < 1e15 => key as i64,
@@ -268,14 +269,14 @@ impl Writer {
             }
             return Err("Cannot serialise table: excessively sparse array".into());
         }
-        // Without a ratio nothing bounds the holes but what a script may hold anyway.
-        if highest > MOST_PLACES.max(items) {
+        // Without a ratio nothing bounds the holes except the memory limit of scripts.
+        if highest > MAX_SPARSE_LENGTH.max(items) {
             return Err("Cannot serialise table: excessively sparse array".into());
         }
         Ok((items > 0).then_some(highest))
     }
 
-    /// Writes a table that is the so many-th inside another.
+    /// Encodes a table at a nesting depth.
     fn table(&mut self, table: &Table, depth: usize) -> Outcome<()> {
         if depth > self.settings.encode_depth.min(MAX_DEPTH) {
             return Err(format!("Cannot serialise, excessive depth ({depth})"));
@@ -335,7 +336,7 @@ fn write_string(to: &mut Vec<u8>, text: &[u8]) {
     to.push(b'"');
 }
 
-fn decode(lua: &Lua, args: &MultiValue, settings: Settings) -> Answer {
+fn decode(lua: &Lua, args: &MultiValue, settings: Settings) -> LuaResult {
     let text = match argument(args, 0) {
         Some(Value::String(text)) => text.as_bytes().to_vec(),
         Some(Value::Integer(number)) => number.to_string().into_bytes(),
@@ -391,9 +392,9 @@ impl Parser<'_> {
         format!("Expected {wanted} but found {found} at character {}", self.at + 1)
     }
 
-    /// Reads a value that is inside so many others.
+    /// Decodes a value at a nesting depth.
     fn value(&mut self, depth: usize) -> Outcome<Value> {
-        watch::work(16)?;
+        interrupt::work(16)?;
         self.spaces();
         let memory = |error: mlua::Error| error.to_string();
         match self.peek() {
@@ -427,7 +428,7 @@ impl Parser<'_> {
         }
     }
 
-    /// A word for a number that JSON has none for, where that is allowed.
+    /// Decodes a word for a number that JSON cannot represent (`NaN`, `Infinity`), if allowed.
     fn word(&mut self) -> Option<Value> {
         if !self.settings.decode_invalid {
             return None;
@@ -448,7 +449,7 @@ impl Parser<'_> {
         Some(Value::Number(number))
     }
 
-    /// A number in hexadecimal digits, which is none of JSON's either.
+    /// Decodes a hexadecimal number, which is not valid JSON either.
     fn hexadecimal(&mut self) -> Option<Value> {
         let rest = &self.text[self.at..];
         let (sign, digits) = rest.strip_prefix(b"-").map_or((1.0, rest), |rest| (-1.0, rest));
@@ -473,7 +474,7 @@ impl Parser<'_> {
         }
         let digits = &self.text[begin..self.at];
         let text = std::str::from_utf8(digits).unwrap_or_default();
-        // Leading zeroes are for those who take what is invalid.
+        // Leading zeros are accepted only if invalid numbers are.
         let plain = digits.strip_prefix(b"-").unwrap_or(digits);
         let is_padded = plain.len() > 1 && plain[0] == b'0' && plain[1].is_ascii_digit();
         let is_hex = matches!(self.peek(), Some(b'x' | b'X'));

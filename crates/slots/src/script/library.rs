@@ -1,7 +1,7 @@
-//! Loads function libraries into a machine, and runs their functions.
+//! Loads function libraries into an interpreter and runs their functions.
 //!
-//! Loading runs the code once with nothing but `redis.register_function` to call. Every thread that is asked for a function
-//! loads the library for itself, so a library must not count on what an earlier call left in its locals.
+//! Loading runs the code once with only `redis.register_function` available. Every thread that runs a function loads
+//! the library for itself, so a library must not rely on local state of an earlier call.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -11,33 +11,33 @@ use mlua::chunk::ChunkMode;
 use mlua::{Function, Lua, MultiValue, Table, Value};
 use moim_base::Clock;
 
-use super::{Call, Machine, Ran, argument, one_line, raise_coded, sha1, with_machine};
+use super::{Call, Interpreter, RunOutcome, argument, one_line, raise_coded, sha1, with_interpreter};
 use crate::ctx::Ctx;
 use crate::error::Error;
 use crate::functions::{self, About, FLAGS, Library};
 
-/// What loading may take.
+/// Timeout of loading.
 const LOAD_MS: u64 = 500;
 
-/// What a library registered.
+/// A registered function.
 struct Registered {
     name: String,
     callback: Function,
     about: About,
 }
 
-/// Loads a library: what it is called and which functions it has. A clock bounds the time that takes.
+/// Loads a library: its name and its functions. The clock, if given, enforces the load timeout.
 pub(crate) fn load(code: &[u8], clock: Option<&Arc<dyn Clock>>) -> Result<Library, Error> {
     let (name, body) = functions::metadata(code)?;
     let sha = sha1::hex(code);
-    let registered = with_machine(|machine| machine.load_library(&sha, body, clock))??;
+    let registered = with_interpreter(|interpreter| interpreter.load_library(&sha, body, clock))??;
     if registered.is_empty() {
         return Err(Error::err("No functions registered"));
     }
     Ok(Library { name, code: code.into(), sha, functions: registered })
 }
 
-/// Runs a function and writes its answer.
+/// Runs a function and writes its reply.
 pub(crate) fn run(
     ctx: &mut Ctx<'_>,
     library: &Library,
@@ -45,28 +45,28 @@ pub(crate) fn run(
     keys: &[&[u8]],
     args: &[&[u8]],
     read_only: bool,
-) -> Result<Ran, Error> {
+) -> Result<RunOutcome, Error> {
     let label = format!("{}:{function}", library.sha);
-    with_machine(|machine| {
-        let callback = machine.function(library, function)?;
-        let runner = machine.function_runner.clone();
+    with_interpreter(|interpreter| {
+        let callback = interpreter.function(library, function)?;
+        let runner = interpreter.function_runner.clone();
         let call = Call {
             label: function,
-            trusted_as: &label,
+            cache_key: &label,
             function: &callback,
             runner: &runner,
             keys,
             args,
             read_only,
-            // That was asked before it began.
-            may_exceed: true,
+            // The memory check took place before the call.
+            allow_oom: true,
         };
-        machine.execute(ctx, &call)
+        interpreter.execute(ctx, &call)
     })?
 }
 
-impl Machine {
-    /// The function of a library, which is loaded if this machine has not seen it.
+impl Interpreter {
+    /// A function of a library, which is loaded if this interpreter has not done so.
     fn function(&mut self, library: &Library, name: &str) -> Result<Function, Error> {
         if !self.libraries.contains_key(&library.sha) {
             let (_, body) = functions::metadata(&library.code)?;
@@ -82,8 +82,8 @@ impl Machine {
         body: &[u8],
         clock: Option<&Arc<dyn Clock>>,
     ) -> Result<BTreeMap<String, About>, Error> {
-        /// Libraries that a machine keeps.
-        const MOST: usize = 1024;
+        /// Maximum number of libraries per interpreter.
+        const MAX_LIBRARIES: usize = 1024;
         let chunk = self.lua.load(body).set_name("@user_function").set_mode(ChunkMode::Text);
         let function = chunk.set_environment(self.environment.clone()).into_function().map_err(|error| {
             let text = match &error {
@@ -93,16 +93,16 @@ impl Machine {
             Error::err(format_args!("Error compiling function: {}", one_line(&text)))
         })?;
         if let Some(clock) = clock {
-            let begun = self.watch.begin_load(&self.lua, clock, clock.monotonic_ms() + LOAD_MS);
+            let begun = self.interrupt.begin_load(&self.lua, clock, clock.monotonic_ms() + LOAD_MS);
             begun.map_err(|error| super::failed(&error))?;
         }
         let registered = self.register(&function);
-        if let Some(why) = self.watch.end(&self.lua) {
+        if let Some(why) = self.interrupt.end(&self.lua) {
             return Err(Error::err(format_args!("Error registering functions: {}", why.text())));
         }
         let registered = registered
             .map_err(|text| Error::err(format_args!("Error registering functions: {}", one_line(&text))))?;
-        if self.libraries.len() >= MOST {
+        if self.libraries.len() >= MAX_LIBRARIES {
             self.libraries.clear();
         }
         let abouts = registered.iter().map(|found| (found.name.clone(), found.about.clone())).collect();
@@ -111,7 +111,7 @@ impl Machine {
         Ok(abouts)
     }
 
-    /// Runs the code of a library and collects what it registers.
+    /// Runs the code of a library and collects its registrations.
     fn register(&self, function: &Function) -> Result<Vec<Registered>, String> {
         let registered: RefCell<Vec<Registered>> = RefCell::default();
         let outcome = self.lua.scope(|scope| {
@@ -167,7 +167,7 @@ fn message(failed: &Value) -> String {
     }
 }
 
-/// What the arguments of `redis.register_function` say: a name and a function, or a table of names.
+/// Parses the arguments of `redis.register_function`: a name and a function, or a table of named arguments.
 fn registration(args: &MultiValue) -> Result<Registered, String> {
     let found = match (args.len(), argument(args, 0), argument(args, 1)) {
         (1, Some(Value::Table(table)), _) => named(table)?,

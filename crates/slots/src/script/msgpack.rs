@@ -1,20 +1,20 @@
-//! The `cmsgpack` library of scripts: MessagePack.
+//! The `cmsgpack` library: MessagePack.
 
 use mlua::{Lua, MultiValue, Result, Table, Value};
 
 use super::strings::check_size;
-use super::{Answer, Answers, argument, raise, watch, wrong};
+use super::{LuaResult, LuaResults, argument, interrupt, raise, wrong};
 
-/// Deeper tables are written as nil.
+/// Maximum nesting for encoding; deeper tables are encoded as nil.
 const MAX_DEPTH: usize = 16;
-/// Values that one call can give back: what fits on the machine's stack.
+/// Maximum number of values returned by one call: what fits on the interpreter's stack.
 const MAX_VALUES: usize = 7_900;
-/// Deepest nesting that is read.
+/// Maximum nesting for decoding.
 const MAX_READ_DEPTH: usize = 200;
 
 type Outcome<T> = std::result::Result<T, String>;
 
-/// The library.
+/// Creates the library table.
 pub(super) fn library(lua: &Lua) -> Result<Table> {
     let table = lua.create_table()?;
     table.set("pack", lua.create_function(|lua, args: MultiValue| pack(lua, &args))?)?;
@@ -27,7 +27,7 @@ pub(super) fn library(lua: &Lua) -> Result<Table> {
     Ok(table)
 }
 
-fn pack(lua: &Lua, args: &MultiValue) -> Answer {
+fn pack(lua: &Lua, args: &MultiValue) -> LuaResult {
     if args.is_empty() {
         return Err(raise(lua, "bad argument #0 to 'pack' (MessagePack pack needs input.)"));
     }
@@ -41,7 +41,7 @@ fn pack(lua: &Lua, args: &MultiValue) -> Answer {
 }
 
 fn write(to: &mut Vec<u8>, value: &Value, depth: usize) -> Outcome<()> {
-    watch::work(16)?;
+    interrupt::work(16)?;
     check_size(to)?;
     match value {
         Value::Boolean(truth) => to.push(if *truth { 0xc3 } else { 0xc2 }),
@@ -87,7 +87,7 @@ fn write_int(to: &mut Vec<u8>, number: i64) {
     to.extend_from_slice(&number.to_be_bytes()[8 - width..]);
 }
 
-/// A length: in the tag when it is short, else behind it in one, two or four bytes.
+/// Encodes a length: in the tag if it is short, otherwise after it in one, two or four bytes.
 fn write_head(to: &mut Vec<u8>, length: usize, short: Option<(u8, usize)>, tags: [Option<u8>; 3]) {
     if let Some((tag, below)) = short
         && length < below
@@ -107,11 +107,12 @@ fn write_head(to: &mut Vec<u8>, length: usize, short: Option<(u8, usize)>, tags:
 
 fn write_table(to: &mut Vec<u8>, table: &Table, depth: usize) -> Outcome<()> {
     let text = |error: mlua::Error| error.to_string();
-    // Counted first and not kept: each value that is held takes a place in the machine, which has few.
+    // Counted first without storing the pairs: each value held occupies one of the few reference slots of the
+    // interpreter.
     let mut pairs = 0;
     for pair in table.pairs::<Value, Value>() {
         pair.map_err(text)?;
-        watch::work(8)?;
+        interrupt::work(8)?;
         pairs += 1;
     }
     let length = table.raw_len();
@@ -146,7 +147,7 @@ fn number(value: Option<&Value>) -> i64 {
     }
 }
 
-fn unpack(lua: &Lua, args: &MultiValue, part: Part) -> Answers {
+fn unpack(lua: &Lua, args: &MultiValue, part: Part) -> LuaResults {
     let failed = |text: String| Err(raise(lua, &text));
     let bytes = match argument(args, 0) {
         Some(Value::String(text)) => text.as_bytes().to_vec(),
@@ -212,7 +213,7 @@ impl Reader<'_> {
     }
 
     fn value(&mut self, depth: usize) -> Outcome<Value> {
-        watch::work(16)?;
+        interrupt::work(16)?;
         if depth > MAX_READ_DEPTH {
             return Err("Too many nested structures in input.".into());
         }

@@ -1,12 +1,12 @@
-//! The `struct` library of scripts: numbers and strings in bytes, by a format.
+//! The `struct` library: packs numbers and strings into bytes by a format.
 
 use mlua::{Lua, MultiValue, Result, Table, Value};
 
-use super::{Answer, Answers, argument, raise, wrong};
+use super::{LuaResult, LuaResults, argument, raise, wrong};
 
 type Outcome<T> = std::result::Result<T, String>;
 
-/// The library.
+/// Creates the library table.
 pub(super) fn library(lua: &Lua) -> Result<Table> {
     let table = lua.create_table()?;
     table.set("pack", lua.create_function(|lua, args: MultiValue| pack(lua, &args))?)?;
@@ -23,15 +23,15 @@ enum Item {
     },
     Float,
     Double,
-    /// `x`: a byte that says nothing.
+    /// `x`: a padding byte.
     Skip,
-    /// `s`: up to a zero byte.
+    /// `s`: a zero-terminated string.
     Zeroed,
-    /// `cn`: n bytes; 0 takes the number from the value before it.
+    /// `cn`: n bytes; 0 takes the length from the previous value.
     Chars(usize),
 }
 
-/// Reads a format item by item.
+/// Parses a format item by item.
 struct Format<'a> {
     text: &'a [u8],
     at: usize,
@@ -99,7 +99,7 @@ impl<'a> Format<'a> {
         Ok(None)
     }
 
-    /// How many bytes to leave out before an item.
+    /// Alignment padding before an item.
     fn padding(&self, item: &Item, at: usize) -> usize {
         let width = match item {
             Item::Int { width, .. } => *width,
@@ -130,7 +130,7 @@ fn number_of(value: Option<&Value>, at: usize) -> Outcome<f64> {
     }
 }
 
-fn pack(lua: &Lua, args: &MultiValue) -> Answer {
+fn pack(lua: &Lua, args: &MultiValue) -> LuaResult {
     match pack_bytes(args) {
         Ok(bytes) => lua.create_string(&bytes).map(Value::String),
         Err(failed) => Err(raise(lua, &failed)),
@@ -187,7 +187,7 @@ fn pack_bytes(args: &MultiValue) -> Outcome<Vec<u8>> {
     Ok(bytes)
 }
 
-fn size(lua: &Lua, args: &MultiValue) -> Answer {
+fn size(lua: &Lua, args: &MultiValue) -> LuaResult {
     let total = || {
         let text = format_of(args)?;
         let mut format = Format::new(&text);
@@ -212,7 +212,7 @@ fn size(lua: &Lua, args: &MultiValue) -> Answer {
     }
 }
 
-fn unpack(lua: &Lua, args: &MultiValue) -> Answers {
+fn unpack(lua: &Lua, args: &MultiValue) -> LuaResults {
     let read = || -> Outcome<Vec<Value>> {
         let text = format_of(args)?;
         let Some(Value::String(bytes)) = argument(args, 1) else {

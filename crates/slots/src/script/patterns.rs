@@ -1,18 +1,20 @@
-//! Lua 5.1 patterns: the matcher behind `string.find`, `match`, `gmatch` and `gsub`.
+//! Lua 5.1 pattern matching for `string.find`, `match`, `gmatch` and `gsub`.
 //!
-//! The matcher of the Lua library backtracks inside one C call, for longer than any process lives if the pattern is chosen for it, and
-//! nothing can interrupt it. This one has the same semantics, quirks included (a pattern ends at its first zero byte; a subject
-//! is followed by one), and reports its work as it goes: the caller's function ends a match when the script is to end.
+//! The matcher of the Lua library backtracks inside one C call, practically forever for a malicious pattern, and
+//! cannot be interrupted. This one has the same semantics, quirks included (a pattern ends at its first zero byte; a
+//! subject is followed by one), and reports its work as it proceeds: the caller's function aborts a match when the
+//! script must end.
 //!
-//! Invariants: the depth of recursion is bounded by [`MAX_DEPTH`], whatever the pattern; every comparison of a byte is
-//! counted as work, those inside sets too.
+//! Invariants: the recursion depth is bounded by [`MAX_DEPTH`], whatever the pattern; every byte comparison is
+//! counted as work, including those inside sets.
 
-/// Captures of one pattern.
+/// Maximum number of captures of a pattern.
 const MAX_CAPTURES: usize = 32;
-/// Items of a pattern that can wait for the rest of it to match. The library has no limit and overflows its stack.
+/// Maximum recursion depth: pattern items that wait for the rest to match. The library has no limit and overflows its
+/// stack.
 const MAX_DEPTH: usize = 2_000;
 
-/// Why a match was given up: the text of a Lua error.
+/// Why a match was aborted: the text of a Lua error.
 pub(super) type Failed = String;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -28,16 +30,16 @@ struct Capture {
     length: Length,
 }
 
-/// What a capture holds.
+/// The value of a capture.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Captured<'a> {
     /// A part of the subject.
     Text(&'a [u8]),
-    /// A place in it, counted from one.
+    /// A position in the subject, counted from one.
     Position(usize),
 }
 
-/// A pattern on its way through a subject.
+/// A pattern match in progress.
 pub(super) struct Matcher<'a, W> {
     subject: &'a [u8],
     pattern: &'a [u8],
@@ -51,12 +53,12 @@ pub(super) fn visible(pattern: &[u8]) -> &[u8] {
     pattern.split(|byte| *byte == 0).next().unwrap_or_default()
 }
 
-/// Whether a pattern is nothing but text.
+/// True if a pattern has no special characters.
 pub(super) fn is_plain(pattern: &[u8]) -> bool {
     !visible(pattern).iter().any(|byte| b"^$*+?.([%-".contains(byte))
 }
 
-/// Where `needle` begins in `text`. Reports its work.
+/// Start of `needle` in `text`. Reports its work.
 pub(super) fn find_plain(
     text: &[u8],
     needle: &[u8],
@@ -83,14 +85,14 @@ impl<'a, W: FnMut(usize) -> Result<(), Failed>> Matcher<'a, W> {
         Self { subject, pattern: visible(pattern), captures: Vec::new(), depth: 0, work }
     }
 
-    /// Where a match that begins at `at` ends. `from` is where the pattern begins, behind an anchor for one.
+    /// End of a match that starts at `at`. `from` is the start of the pattern, after an anchor for example.
     pub(super) fn run(&mut self, at: usize, from: usize) -> Result<Option<usize>, Failed> {
         self.captures.clear();
         self.depth = 0;
         self.go(at, from)
     }
 
-    /// The first match at or after `at`: where it begins and ends.
+    /// The first match at or after `at`: its start and end.
     pub(super) fn search(
         &mut self,
         at: usize,
@@ -108,17 +110,17 @@ impl<'a, W: FnMut(usize) -> Result<(), Failed>> Matcher<'a, W> {
         Ok(None)
     }
 
-    /// Captures of the last match.
+    /// Number of captures of the last match.
     pub(super) fn count(&self) -> usize {
         self.captures.len()
     }
 
-    /// All of a match.
+    /// The whole match.
     pub(super) fn whole(&self, start: usize, end: usize) -> Captured<'a> {
         Captured::Text(&self.subject[start..end])
     }
 
-    /// Capture `index` of a match from `start` to `end`; the first of none is the whole match.
+    /// Capture `index` of a match from `start` to `end`; without captures the first is the whole match.
     pub(super) fn capture(&self, index: usize, start: usize, end: usize) -> Result<Captured<'a>, Failed> {
         let Some(capture) = self.captures.get(index) else {
             if index == 0 {
@@ -151,7 +153,7 @@ impl<'a, W: FnMut(usize) -> Result<(), Failed>> Matcher<'a, W> {
         outcome
     }
 
-    /// Matches item by item as long as no choice is open, and recurses where one is.
+    /// Matches item by item as long as there is no choice, and recurses where there is one.
     fn walk(&mut self, mut s: usize, mut p: usize) -> Result<Option<usize>, Failed> {
         loop {
             (self.work)(1)?;
@@ -195,7 +197,7 @@ impl<'a, W: FnMut(usize) -> Result<(), Failed>> Matcher<'a, W> {
         }
     }
 
-    /// Where the item at `p` ends: a character, a class or a set.
+    /// End of the item at `p`: a character, a class or a set.
     fn item_end(&self, p: usize) -> Result<usize, Failed> {
         match self.pattern_at(p) {
             b'%' if self.pattern_at(p + 1) == 0 => Err("malformed pattern (ends with '%')".to_owned()),
@@ -217,7 +219,7 @@ impl<'a, W: FnMut(usize) -> Result<(), Failed>> Matcher<'a, W> {
         }
     }
 
-    /// Whether the item from `p` to `end` matches the byte at `s`.
+    /// True if the item from `p` to `end` matches the byte at `s`.
     fn single(&mut self, s: usize, p: usize, end: usize) -> Result<bool, Failed> {
         let Some(&byte) = self.subject.get(s) else { return Ok(false) };
         Ok(match self.pattern_at(p) {
@@ -228,7 +230,7 @@ impl<'a, W: FnMut(usize) -> Result<(), Failed>> Matcher<'a, W> {
         })
     }
 
-    /// Whether a byte is in the set from `p`, a bracket, to `close`, the other.
+    /// True if a byte is in the set from `p`, the opening bracket, to `close`, the closing one.
     fn is_in_set(&mut self, byte: u8, p: usize, close: usize) -> Result<bool, Failed> {
         (self.work)((close - p) / 8)?;
         let is_inverted = self.pattern_at(p + 1) == b'^';
@@ -252,7 +254,7 @@ impl<'a, W: FnMut(usize) -> Result<(), Failed>> Matcher<'a, W> {
         Ok(is_inverted)
     }
 
-    /// `*` and `+`: as many as there are, then fewer.
+    /// `*` and `+`: greedy repetition.
     fn most(&mut self, s: usize, p: usize, end: usize) -> Result<Option<usize>, Failed> {
         let mut count = 0;
         while self.single(s + count, p, end)? {
@@ -267,7 +269,7 @@ impl<'a, W: FnMut(usize) -> Result<(), Failed>> Matcher<'a, W> {
         Ok(None)
     }
 
-    /// `-`: none, then more.
+    /// `-`: lazy repetition.
     fn fewest(&mut self, mut s: usize, p: usize, end: usize) -> Result<Option<usize>, Failed> {
         loop {
             if let Some(found) = self.go(s, end + 1)? {
@@ -303,7 +305,7 @@ impl<'a, W: FnMut(usize) -> Result<(), Failed>> Matcher<'a, W> {
         Ok(found)
     }
 
-    /// `%bxy`: where the balanced piece at `s` ends.
+    /// `%bxy`: end of the balanced range at `s`.
     fn balance(&mut self, s: usize, p: usize) -> Result<Option<usize>, Failed> {
         let (opens, closes) = (self.pattern_at(p), self.pattern_at(p + 1));
         if opens == 0 || closes == 0 {
@@ -328,7 +330,7 @@ impl<'a, W: FnMut(usize) -> Result<(), Failed>> Matcher<'a, W> {
         Ok(None)
     }
 
-    /// `%f[set]`: where the pattern goes on, if the set begins at `s`.
+    /// `%f[set]`: where the pattern continues, if there is a frontier at `s`.
     fn frontier(&mut self, s: usize, p: usize) -> Result<Option<usize>, Failed> {
         if self.pattern_at(p) != b'[' {
             return Err("missing '[' after '%f' in pattern".to_owned());
@@ -340,7 +342,7 @@ impl<'a, W: FnMut(usize) -> Result<(), Failed>> Matcher<'a, W> {
         Ok(begins.then_some(end))
     }
 
-    /// `%1`: what a capture held, once more.
+    /// `%1`: back reference to a capture.
     fn again(&mut self, s: usize, digit: u8) -> Result<Option<usize>, Failed> {
         let index = usize::from(digit).checked_sub(usize::from(b'1'));
         let capture = index.and_then(|index| self.captures.get(index)).copied();
@@ -348,7 +350,7 @@ impl<'a, W: FnMut(usize) -> Result<(), Failed>> Matcher<'a, W> {
             return Err("invalid capture index".to_owned());
         };
         let Length::Of(length) = capture.length else {
-            // The library compares the length of a position, which is negative, and so finds nothing.
+            // The library compares the length of a position capture, which is negative, and so never matches.
             return Ok(None);
         };
         (self.work)(length / 8)?;
@@ -357,7 +359,7 @@ impl<'a, W: FnMut(usize) -> Result<(), Failed>> Matcher<'a, W> {
     }
 }
 
-/// `%a` and its kin; upper case is the opposite, and anything that is no letter of a class is itself.
+/// `%a` and other classes; upper case negates, and a character that is not a class letter matches itself.
 fn is_of_class(byte: u8, class: u8) -> bool {
     let is = match class.to_ascii_lowercase() {
         b'a' => byte.is_ascii_alphabetic(),

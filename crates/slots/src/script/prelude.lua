@@ -1,9 +1,9 @@
--- What scripts see. It runs once in a new machine, with the functions that Rust provides in `raw`, and gives back
--- what Rust needs: the environment of scripts, the function that runs one, and the one that runs a function of a library.
+-- The sandbox of scripts. It runs once in a new interpreter, with the native functions of Rust in `raw`, and returns
+-- the environment of scripts, the function that runs a script, and the function that runs a library function.
 --
--- Scripts get stand-ins for every table: what they read comes from the table behind, what they write is an error.
--- Nothing real is reachable from a script, so no script can change what the next one sees. There is no `setfenv` and no
--- `getfenv`, as in Redis: the environment of a compiled script, which is kept, would be another for its next run.
+-- Scripts see a read-only proxy of every table: reads go to the table behind it, writes are an error.
+-- No original table is reachable from a script, so no script can change what the next one sees. There is no `setfenv`
+-- and no `getfenv`, as in Redis: they would change the environment of a cached compiled script for its next run.
 local raw = ...
 
 local error, type, tostring, tonumber, select, next = error, type, tostring, tonumber, select, next
@@ -15,7 +15,7 @@ local native_match, native_concat, native_remove = string.match, table.concat, t
 local memory = collectgarbage
 
 local READONLY = "Attempt to modify a readonly table"
--- Stand-in to what is behind it.
+-- Maps a proxy to the table behind it.
 local behind = setmetatable({}, { __mode = "k" })
 
 local function refuse() error(READONLY, 2) end
@@ -43,7 +43,7 @@ local function single(field, ...)
     end
     if field == "err" then
         if byte(text, 1) == 45 then text = text:sub(2) end
-        -- The first word is the code; a single word has none.
+        -- The first word is the error code; a single word has no code.
         if not text:find(" ", 1, true) then text = "ERR " .. text end
     end
     return { [field] = text }
@@ -70,9 +70,9 @@ math_functions.random = raw.random
 math_functions.randomseed = raw.randomseed
 globals.math = stand_in(math_functions)
 
--- What Lua's own libraries do inside one call of C cannot be interrupted, and a script can choose arguments with which it takes
--- minutes. The functions below either report their work (those of `raw.string`) or are loops of the machine, which looks at
--- the running script as it goes.
+-- Lua's own libraries cannot be interrupted inside a C call, and a script can choose arguments for which a call takes
+-- minutes. The functions below either report their work (those of `raw.string`) or are Lua loops, in which the
+-- interpreter performs its interrupt checks.
 
 local rust = raw.string
 string.find, string.match, string.rep = rust.find, rust.match, rust.rep
@@ -85,7 +85,7 @@ function string.gmatch(s, p)
             at = nil
             return
         end
-        -- An empty match is left behind.
+        -- Step past an empty match.
         at = to < from and from + 1 or to + 1
         return ...
     end
@@ -126,7 +126,7 @@ function string.gsub(s, p, repl, most)
         count = count + 1
         copied = to + 1
         if to < from then
-            -- An empty match: the byte behind it stays.
+            -- An empty match: the byte after it is kept.
             copied = from
             at = from + 1
         else
@@ -148,7 +148,7 @@ local function check_table(t, name)
     if behind[t] then error(READONLY, 3) end
 end
 
--- Elements that are joined in one call of C.
+-- Elements concatenated per C call.
 local PIECE = 4096
 
 local function concat(t, separator, first, last)
@@ -183,7 +183,7 @@ function table.insert(t, ...)
     rawset(t, place, value)
 end
 
--- A merge sort, on a copy: a comparison that fails leaves the table as it was, and no order of elements makes it slow.
+-- A merge sort on a copy: a failing comparison leaves the table unchanged, and no input order makes it slow.
 function table.sort(t, less)
     check_table(t, "sort")
     if less ~= nil and type(less) ~= "function" then
@@ -239,7 +239,7 @@ function table.foreach(t, f)
 end
 globals.table = stand_in(table)
 
--- An error inside a function of this file happened where the script called it.
+-- An error inside a function of this file is reported at the line of the script that called it.
 local function moved(message)
     local text = native_match(message, "^prelude:%d+: (.*)$")
     if not text then return message end
@@ -248,7 +248,7 @@ local function moved(message)
     return sub(source, 2) .. ":" .. line .. ": " .. text
 end
 
--- Errors of Rust are objects of its own: scripts get the text.
+-- Errors raised by Rust are userdata: scripts receive the text.
 local function plain(fine, failed, ...)
     if fine then return fine, failed, ... end
     if type(failed) == "userdata" then failed = raw.explain(failed) end
@@ -321,7 +321,7 @@ setmetatable(globals, {
     end,
 })
 
--- The table of string functions is not to be had through a string either.
+-- The original string table is not reachable through a string's metatable either.
 local of_strings = getmetatable("")
 of_strings.__metatable = stand_in({})
 
@@ -349,7 +349,7 @@ local function run_function(callback, keys, args)
     return xpcall(function() return callback(keys, args) end, explain)
 end
 
--- Whoever gets hold of the real globals finds nothing there.
+-- The original globals are emptied, in case a script obtains them.
 for name in pairs(_G) do
     if name ~= "_G" then _G[name] = nil end
 end

@@ -1,4 +1,4 @@
-//! SHA-1: the names of scripts. Nothing here relies on it being hard to break.
+//! SHA-1 for script digests. Nothing relies on collision resistance.
 
 /// The digest as forty hexadecimal digits.
 pub(crate) fn hex(data: &[u8]) -> String {

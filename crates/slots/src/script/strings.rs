@@ -1,12 +1,12 @@
-//! The functions of `string` that could run for long inside one C call, made of [`super::patterns`]: they report their work,
-//! so that a script inside them can be ended. `prelude.lua` puts them together.
+//! Replacements for functions of `string` that could run long inside one C call, built on [`super::patterns`]: they
+//! report their work, so that a script inside them can be interrupted. `prelude.lua` combines them.
 
 use mlua::{Lua, LuaString, MultiValue, Table, Value};
 
 use super::patterns::{Captured, Failed, Matcher, find_plain, is_plain};
-use super::{Answer, Answers, NO_MEMORY, argument, memory, raise_native, watch};
+use super::{LuaResult, LuaResults, NO_MEMORY, argument, interrupt, memory, raise_native};
 
-/// The functions.
+/// Creates the function table.
 pub(super) fn library(lua: &Lua) -> mlua::Result<Table> {
     let table = lua.create_table()?;
     table.set("find", lua.create_function(|lua, args: MultiValue| find(lua, &args, true))?)?;
@@ -32,7 +32,7 @@ fn found_type(args: &MultiValue, at: usize) -> &'static str {
     }
 }
 
-/// Argument `at`, from zero, as a string; numbers are strings too.
+/// Argument `at`, from zero, as a string; numbers are converted.
 fn text(lua: &Lua, args: &MultiValue, at: usize, name: &str) -> mlua::Result<LuaString> {
     let value = argument(args, at).cloned().unwrap_or(Value::Nil);
     let is_text = matches!(value, Value::String(_) | Value::Integer(_) | Value::Number(_));
@@ -42,7 +42,7 @@ fn text(lua: &Lua, args: &MultiValue, at: usize, name: &str) -> mlua::Result<Lua
     }
 }
 
-/// Argument `at` as a whole number, if it is there.
+/// Argument `at` as an integer, if present.
 fn whole(lua: &Lua, args: &MultiValue, at: usize, name: &str) -> mlua::Result<Option<i64>> {
     let value = argument(args, at).cloned().unwrap_or(Value::Nil);
     match value {
@@ -61,14 +61,14 @@ fn failed(lua: &Lua, why: &Failed) -> mlua::Error {
     raise_native(lua, why)
 }
 
-fn captured(lua: &Lua, captured: Captured<'_>) -> Answer {
+fn captured(lua: &Lua, captured: Captured<'_>) -> LuaResult {
     match captured {
         Captured::Text(text) => lua.create_string(text).map(Value::String),
         Captured::Position(position) => Ok(Value::Integer(position as i64)),
     }
 }
 
-/// The captures of a match, or the whole match where there are none and `whole` says so.
+/// The captures of a match, or the whole match if there are none and `whole` is set.
 fn push_captures<W: FnMut(usize) -> Result<(), Failed>>(
     lua: &Lua,
     matcher: &Matcher<'_, W>,
@@ -84,14 +84,14 @@ fn push_captures<W: FnMut(usize) -> Result<(), Failed>>(
     Ok(())
 }
 
-/// Where a search begins: counted from one, or from the end if it is negative. Gives an index from zero.
+/// Start of a search: counted from one, or from the end if negative. Returns an index from zero.
 fn begin(at: i64, length: usize) -> usize {
     let at = if at < 0 { at.saturating_add(length as i64 + 1) } else { at };
     usize::try_from(at.saturating_sub(1)).unwrap_or(0).min(length)
 }
 
 /// `string.find` and `string.match`.
-fn find(lua: &Lua, args: &MultiValue, finds: bool) -> Answers {
+fn find(lua: &Lua, args: &MultiValue, finds: bool) -> LuaResults {
     let name = if finds { "find" } else { "match" };
     let (subject, pattern) = (text(lua, args, 0, name)?, text(lua, args, 1, name)?);
     let (subject, pattern) = (subject.as_bytes(), pattern.as_bytes());
@@ -99,7 +99,7 @@ fn find(lua: &Lua, args: &MultiValue, finds: bool) -> Answers {
     let is_literal = !matches!(argument(args, 3), None | Some(Value::Nil | Value::Boolean(false)));
     let mut answer = MultiValue::new();
     if finds && (is_literal || is_plain(&pattern)) {
-        match find_plain(&subject[at..], &pattern, watch::work).map_err(|why| failed(lua, &why))? {
+        match find_plain(&subject[at..], &pattern, interrupt::work).map_err(|why| failed(lua, &why))? {
             Some(found) => {
                 let start = at + found;
                 answer.push_back(Value::Integer(start as i64 + 1));
@@ -110,7 +110,7 @@ fn find(lua: &Lua, args: &MultiValue, finds: bool) -> Answers {
         return Ok(answer);
     }
     let anchored = pattern.first() == Some(&b'^');
-    let mut matcher = Matcher::new(&subject, &pattern, watch::work);
+    let mut matcher = Matcher::new(&subject, &pattern, interrupt::work);
     match matcher.search(at, usize::from(anchored), anchored).map_err(|why| failed(lua, &why))? {
         Some(found) => {
             if finds {
@@ -124,14 +124,14 @@ fn find(lua: &Lua, args: &MultiValue, finds: bool) -> Answers {
     Ok(answer)
 }
 
-/// The first match at or after a place: where it begins and ends, then its captures. Nothing if there is none. An anchor is
-/// looked at where the fourth argument says so. For `gmatch` and `gsub`, which have checked the arguments.
-fn scan(lua: &Lua, args: &MultiValue) -> Answers {
+/// The first match at or after a position: its start and end, then its captures; nothing if there is no match. The
+/// fourth argument enables the anchor. For `gmatch` and `gsub`, which have checked the arguments.
+fn scan(lua: &Lua, args: &MultiValue) -> LuaResults {
     let (subject, pattern) = (text(lua, args, 0, "gsub")?, text(lua, args, 1, "gsub")?);
     let (subject, pattern) = (subject.as_bytes(), pattern.as_bytes());
     let at = begin(whole(lua, args, 2, "gsub")?.unwrap_or(1), subject.len());
     let anchored = matches!(argument(args, 3), Some(Value::Boolean(true)));
-    let mut matcher = Matcher::new(&subject, &pattern, watch::work);
+    let mut matcher = Matcher::new(&subject, &pattern, interrupt::work);
     let mut answer = MultiValue::new();
     let found = matcher.search(at, usize::from(anchored), anchored).map_err(|why| failed(lua, &why))?;
     if let Some(found) = found {
@@ -142,15 +142,15 @@ fn scan(lua: &Lua, args: &MultiValue) -> Answers {
     Ok(answer)
 }
 
-/// Checks the arguments of `gmatch`: gives them as strings.
-fn gmatch_begin(lua: &Lua, args: &MultiValue) -> Answers {
+/// Checks the arguments of `gmatch`: returns them as strings.
+fn gmatch_begin(lua: &Lua, args: &MultiValue) -> LuaResults {
     let (subject, pattern) = (text(lua, args, 0, "gmatch")?, text(lua, args, 1, "gmatch")?);
     Ok(MultiValue::from_iter([Value::String(subject), Value::String(pattern)]))
 }
 
-/// Checks the arguments of `gsub` with a function or a table: gives the strings, whether the pattern is anchored, and how many
-/// matches are replaced at most.
-fn gsub_begin(lua: &Lua, args: &MultiValue) -> Answers {
+/// Checks the arguments of `gsub` with a function or a table: returns the strings, whether the pattern is anchored,
+/// and the maximum number of replacements.
+fn gsub_begin(lua: &Lua, args: &MultiValue) -> LuaResults {
     let (subject, pattern) = (text(lua, args, 0, "gsub")?, text(lua, args, 1, "gsub")?);
     let most = whole(lua, args, 3, "gsub")?.unwrap_or(subject.as_bytes().len() as i64 + 1);
     let anchored = pattern.as_bytes().first() == Some(&b'^');
@@ -162,8 +162,8 @@ fn gsub_begin(lua: &Lua, args: &MultiValue) -> Answers {
     ]))
 }
 
-/// `gsub` with a text as the replacement.
-fn gsub_text(lua: &Lua, args: &MultiValue) -> Answers {
+/// `gsub` with a string as the replacement.
+fn gsub_text(lua: &Lua, args: &MultiValue) -> LuaResults {
     let (subject, pattern) = (text(lua, args, 0, "gsub")?, text(lua, args, 1, "gsub")?);
     if !matches!(argument(args, 2), Some(Value::String(_) | Value::Integer(_) | Value::Number(_))) {
         return Err(bad(lua, 3, "gsub", "string/function/table expected"));
@@ -172,7 +172,7 @@ fn gsub_text(lua: &Lua, args: &MultiValue) -> Answers {
     let (subject, pattern, replacement) = (subject.as_bytes(), pattern.as_bytes(), replacement.as_bytes());
     let most = whole(lua, args, 3, "gsub")?.unwrap_or(subject.len() as i64 + 1);
     let anchored = pattern.first() == Some(&b'^');
-    let mut matcher = Matcher::new(&subject, &pattern, watch::work);
+    let mut matcher = Matcher::new(&subject, &pattern, interrupt::work);
     let (mut out, mut count, mut at) = (Vec::new(), 0i64, 0);
     while count < most {
         let found = matcher.run(at, usize::from(anchored)).map_err(|why| failed(lua, &why))?;
@@ -197,14 +197,14 @@ fn gsub_text(lua: &Lua, args: &MultiValue) -> Answers {
     Ok(MultiValue::from_iter([Value::String(lua.create_string(&out)?), Value::Integer(count)]))
 }
 
-/// Adds what stands in place of a match.
+/// Appends the replacement of a match.
 fn replace<W: FnMut(usize) -> Result<(), Failed>>(
     matcher: &Matcher<'_, W>,
     replacement: &[u8],
     (start, end): (usize, usize),
     out: &mut Vec<u8>,
 ) -> Result<(), Failed> {
-    watch::work(replacement.len() / 16)?;
+    interrupt::work(replacement.len() / 16)?;
     let mut at = 0;
     while let Some(&byte) = replacement.get(at) {
         at += 1;
@@ -212,7 +212,7 @@ fn replace<W: FnMut(usize) -> Result<(), Failed>>(
             out.push(byte);
             continue;
         }
-        // A lone percent sign at the end stands for the zero byte that follows a text in C.
+        // A lone percent sign at the end refers to the zero byte that terminates a string in C.
         let next = replacement.get(at).copied().unwrap_or(0);
         at += 1;
         match next {
@@ -230,14 +230,14 @@ fn replace<W: FnMut(usize) -> Result<(), Failed>>(
     Ok(())
 }
 
-/// What a library function makes must fit into what scripts may take.
+/// Rejects a result that exceeds the memory limit of scripts.
 pub(super) fn check_size(made: &[u8]) -> Result<(), Failed> {
-    let fits = made.len() < memory::limit() / 4 || memory::make_room(made.len());
+    let fits = made.len() < memory::limit() / 4 || memory::reserve(made.len());
     if fits { Ok(()) } else { Err(NO_MEMORY.to_owned()) }
 }
 
 /// `string.rep`.
-fn rep(lua: &Lua, args: &MultiValue) -> Answer {
+fn rep(lua: &Lua, args: &MultiValue) -> LuaResult {
     let piece = text(lua, args, 0, "rep")?;
     let Some(times) = whole(lua, args, 1, "rep")? else {
         return Err(bad(lua, 2, "rep", &format!("number expected, got {}", found_type(args, 1))));
@@ -245,8 +245,8 @@ fn rep(lua: &Lua, args: &MultiValue) -> Answer {
     let piece = piece.as_bytes();
     let times = usize::try_from(times).unwrap_or(0);
     match piece.len().checked_mul(times) {
-        Some(size) if memory::make_room(size) => {
-            watch::work(size / 64).map_err(|why| failed(lua, &why))?;
+        Some(size) if memory::reserve(size) => {
+            interrupt::work(size / 64).map_err(|why| failed(lua, &why))?;
             lua.create_string(piece.repeat(times)).map(Value::String)
         }
         _ => Err(failed(lua, &NO_MEMORY.to_owned())),

@@ -1,16 +1,16 @@
-//! The matcher against the one of Lua's library, and scripts that try to leave something behind.
+//! The pattern matcher compared with Lua's library, and sandbox escape attempts.
 
 use mlua::{Lua, LuaOptions, MultiValue, StdLib, Value};
 use moim_wire_resp::OwnedArgs;
 
-use crate::cmd::trial::{Trial, show};
+use crate::cmd::harness::{Harness, show};
 
-fn eval(trial: &mut Trial, script: &str) -> String {
-    show(&trial.run_args(&OwnedArgs::from_slices(["eval", script, "0"])).unwrap())
+fn eval(harness: &mut Harness, script: &str) -> String {
+    show(&harness.run_args(&OwnedArgs::from_slices(["eval", script, "0"])).unwrap())
 }
 
-/// A Lua whose `string` is what scripts get, beside Lua's own.
-fn machines() -> (Lua, Lua) {
+/// A Lua with our `string` functions, and one with Lua's own.
+fn interpreters() -> (Lua, Lua) {
     let own = Lua::new_with(StdLib::STRING | StdLib::TABLE, LuaOptions::default()).unwrap();
     let ours = Lua::new_with(StdLib::STRING | StdLib::TABLE, LuaOptions::default()).unwrap();
     let library = super::strings::library(&ours).unwrap();
@@ -18,7 +18,7 @@ fn machines() -> (Lua, Lua) {
     (own, ours)
 }
 
-/// What a function gives, in words; errors without the place where they happened.
+/// The result of a function as text; errors without their position.
 fn outcome(lua: &Lua, code: &str, args: &[&[u8]]) -> String {
     let function: mlua::Function = lua.load(code).eval().unwrap();
     let args: MultiValue = args.iter().map(|arg| Value::String(lua.create_string(arg).unwrap())).collect();
@@ -69,7 +69,7 @@ fn random_text(random: &mut fastrand::Rng, most: usize) -> Vec<u8> {
     (0..count).map(|_| BYTES[random.usize(..BYTES.len())]).collect()
 }
 
-/// The same function in the words of Lua's library and in those of the prelude.
+/// The same function in terms of Lua's library and of the prelude.
 const FUNCTIONS: &[(&str, &str)] = &[
     ("function(s, p) return string.find(s, p) end", "function(s, p) return rust.find(s, p) end"),
     ("function(s, p) return string.find(s, p, 3) end", "function(s, p) return rust.find(s, p, 3) end"),
@@ -91,8 +91,8 @@ const FUNCTIONS: &[(&str, &str)] = &[
 ];
 
 #[test]
-fn patterns_match_as_those_of_lua() {
-    let (own, ours) = machines();
+fn lua_patterns_match_as_in_lua() {
+    let (own, ours) = interpreters();
     let seed = std::env::var("MOIM_DIFFERENTIAL_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(11);
     let mut random = fastrand::Rng::with_seed(seed);
     let mut matched = 0;
@@ -122,9 +122,9 @@ fn patterns_match_as_those_of_lua() {
 }
 
 #[test]
-fn loops_over_matches_are_those_of_lua() {
-    let (own, _) = machines();
-    let mut trial = Trial::new();
+fn gmatch_and_gsub_match_lua() {
+    let (own, _) = interpreters();
+    let mut harness = Harness::new();
     let mut random = fastrand::Rng::with_seed(5);
     let over = "local r = {} for a, b in string.gmatch(ARGV[1], ARGV[2]) do r[#r+1] = tostring(a) .. '/' .. tostring(b) if #r > 40 then break end end return table.concat(r, ' ')";
     let by_function = "local s, n = string.gsub(ARGV[1], ARGV[2], function(a, b) if a == 'a' then return nil end return '<' .. tostring(a) .. '|' .. tostring(b) .. '>' end) return s .. ' ' .. n";
@@ -141,7 +141,7 @@ fn loops_over_matches_are_those_of_lua() {
             }
             let command: Vec<&[u8]> = vec![b"eval", code.as_bytes(), b"0", &subject, &pattern];
             let moim_wire_resp::Value::Bulk(found) =
-                trial.run_args(&OwnedArgs::from_slices(&command)).unwrap()
+                harness.run_args(&OwnedArgs::from_slices(&command)).unwrap()
             else {
                 panic!(
                     "round {round}: {code} of {subject:?} and {:?} failed",
@@ -159,8 +159,8 @@ fn loops_over_matches_are_those_of_lua() {
 }
 
 #[test]
-fn tables_are_sorted_joined_and_filled_as_lua_does() {
-    let mut trial = Trial::new();
+fn table_functions_match_lua() {
+    let mut harness = Harness::new();
     for (script, wanted) in [
         (
             "local t = {} for i = 1, 1000 do t[i] = (i * 7919) % 1009 end table.sort(t) for i = 2, #t do if t[i] < t[i-1] then return 'wrong' end end return #t",
@@ -190,18 +190,19 @@ fn tables_are_sorted_joined_and_filled_as_lua_does() {
         ("return {('a,b'):find(',', 1, true)}", "[:2 :2]"),
         ("return select(2, pcall(string.find, 'a', '%'))", "malformed pattern (ends with '%')"),
     ] {
-        let found = eval(&mut trial, script);
+        let found = eval(&mut harness, script);
         let found = found.rsplit_once("user_script:1: ").map_or(found.as_str(), |(_, text)| text);
         assert_eq!(found, wanted, "{script}");
     }
 }
 
-/// Each tries to leave something for scripts of other clients; whether it fails or not, the next script finds nothing.
+/// Each script tries to leave state for scripts of other clients; whether it fails or not, the next script finds
+/// nothing.
 #[test]
-fn scripts_leave_nothing_behind() {
+fn scripts_leave_no_state_behind() {
     let probe = "local names = {} for _, t in pairs({_G, string, table, math, redis, cjson, bit, struct, cmsgpack, coroutine}) do for k in pairs(t) do names[#names + 1] = tostring(k) end end table.sort(names) return table.concat(names, ' ') .. ' ' .. tostring(rawget(_G, 1)) .. tostring(_G[1]) .. tostring(string[1]) .. tostring(getmetatable('').x) .. type(pcall) .. ('x'):rep(2) .. string.format('%d', 7) .. table.concat({load('return 1')(), loadstring('return 2')()}, ',')";
-    let mut trial = Trial::new();
-    let before = eval(&mut trial, probe);
+    let mut harness = Harness::new();
+    let before = eval(&mut harness, probe);
     assert!(before.contains("xx7") || before.starts_with('-'), "{before}");
     let attempts = [
         "setfenv(1, {redis = redis})",
@@ -237,12 +238,12 @@ fn scripts_leave_nothing_behind() {
         "local f = string.gmatch('a', 'a') setfenv(f, {})",
     ];
     for attempt in attempts {
-        eval(&mut trial, attempt);
-        eval(&mut trial, &format!("pcall(function() {attempt} end)"));
+        eval(&mut harness, attempt);
+        eval(&mut harness, &format!("pcall(function() {attempt} end)"));
         // The same script again, as another client sends it.
-        eval(&mut trial, attempt);
-        assert_eq!(eval(&mut trial, probe), before, "{attempt}");
+        eval(&mut harness, attempt);
+        assert_eq!(eval(&mut harness, probe), before, "{attempt}");
     }
-    let gone = eval(&mut trial, "return pcall(function() return setfenv end) and 1 or 0");
-    assert_eq!(gone, ":0", "setfenv is not there");
+    let gone = eval(&mut harness, "return pcall(function() return setfenv end) and 1 or 0");
+    assert_eq!(gone, ":0", "setfenv must not exist");
 }

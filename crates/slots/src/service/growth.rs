@@ -1,25 +1,25 @@
-//! The number of shards follows the number of nodes: as nodes join, each gets a shard that prefers it as its primary, and
-//! slots move there until all shards have as many.
+//! Grows the number of shards with the number of nodes: a node that joins gets a shard that prefers it as its primary,
+//! and slots migrate there until all shards have as many.
 //!
-//! Whichever node sees it first does it, in one transaction with the record of how many shards there are: nobody does it
-//! twice. Shards are never taken away; a node that leaves is made up for by the replicas elsewhere.
+//! The first node that sees the new member does it, in one transaction with the record of the number of shards, so it
+//! is done once. Shards are never removed; the replicas on other nodes take over for a node that leaves.
 
 use std::collections::BTreeMap;
 
-use moim_cluster::nodes::{self, LiveMember, NodeOrder};
-use moim_cluster::{Compare, Entry, RepositoryError, StateRepository, Txn, TxnOutcome};
 use moim_replica::controller::Maker;
 use moim_replica::keys::{self, SHARDS};
 use moim_replica::{PartitionId, PartitionState};
+use moim_state::nodes::{self, LiveMember, NodeOrder};
+use moim_state::{Compare, Entry, RepositoryError, StateRepository, Txn, TxnOutcome};
 
-use super::map::SlotMap;
+use super::slot_map::SlotMap;
 use super::{ConfigRecord, MAP, Service};
 use crate::shared::lock;
 
-/// Shards at the most.
+/// The largest number of shards.
 pub(super) const MOST: usize = 100;
 
-/// What operators want of nodes.
+/// The operators' orders about nodes.
 pub(super) async fn orders(
     repository: &dyn StateRepository,
 ) -> Result<BTreeMap<i32, NodeOrder>, RepositoryError> {
@@ -31,8 +31,8 @@ pub(super) async fn orders(
     Ok(entries.iter().filter_map(order).collect())
 }
 
-/// The nodes that run, are to stay, and are no shard's first choice: each shall get a shard.
-fn newcomers(
+/// The live nodes without an order to leave that are the preferred primary of no shard: each gets a shard.
+fn nodes_without_shard(
     members: &[LiveMember],
     orders: &BTreeMap<i32, NodeOrder>,
     records: &BTreeMap<u16, PartitionState>,
@@ -47,7 +47,7 @@ fn newcomers(
 }
 
 impl Service {
-    /// Makes the shards that are missing, and plans the moves that fill them.
+    /// Creates the missing shards, and plans the migrations that fill them.
     pub(super) async fn grow(&self, slots: &[Entry], members: &[LiveMember]) -> Result<(), RepositoryError> {
         let find = |key: &str| slots.iter().find(|entry| entry.key == key);
         let (Some(entry), Some(map_entry)) = (find(keys::SLOTS_CONFIG), find(MAP)) else { return Ok(()) };
@@ -59,8 +59,8 @@ impl Service {
         let repository = self.parts.repository.as_ref();
         let orders = orders(repository).await?;
         let records = lock(&self.records).clone();
-        let new = newcomers(members, &orders, &records, shards);
-        // Not while the shards that there are still find their places.
+        let new = nodes_without_shard(members, &orders, &records, shards);
+        // Not before every existing shard has a leader.
         if new.is_empty() || records.len() != shards || records.values().any(|state| state.leader.is_none()) {
             return Ok(());
         }
@@ -78,7 +78,7 @@ impl Service {
             let id = PartitionId { topic: SHARDS, index: (shards + at) as u32 };
             let node = moim_base::BrokerId(*node);
             let mut replicas = maker.place(maker.default_factor());
-            // Its own node first: that is what the shard is for.
+            // The new node first: the shard is created for it.
             match replicas.iter().position(|replica| *replica == node) {
                 Some(at) => replicas[..=at].rotate_right(1),
                 None => {
@@ -95,13 +95,13 @@ impl Service {
         }
         let numbers: Vec<u16> = (0..config.shards as u16).collect();
         let planned = map
-            .evening(&numbers)
+            .rebalance(&numbers)
             .iter()
-            .try_fold(map, |map, (from, to, slots)| map.with_move(*from, *to, slots));
+            .try_fold(map, |map, (from, to, slots)| map.with_migration(*from, *to, slots));
         txn = match planned {
             Ok(planned) => txn.put(MAP, planned.encode()),
             Err(why) => {
-                tracing::warn!(why, "slots are not evened out over the new shards");
+                tracing::warn!(why, "slot rebalance over the new shards not planned");
                 txn
             }
         };
@@ -111,7 +111,7 @@ impl Service {
             txn = txn.when(Compare::CreateRevision(keys::member(node), epoch.0));
         }
         if let TxnOutcome::Done { .. } = repository.txn(txn).await? {
-            tracing::info!(shards = config.shards, "made shards for the nodes that joined");
+            tracing::info!(shards = config.shards, "shards created for nodes that joined");
         }
         Ok(())
     }
@@ -119,13 +119,13 @@ impl Service {
 
 #[cfg(test)]
 mod tests {
-    use moim_cluster::nodes::MemberRecord;
     use moim_replica::Durability;
+    use moim_state::nodes::MemberRecord;
 
     use super::*;
 
     #[test]
-    fn every_node_that_is_to_stay_gets_a_shard() {
+    fn every_node_without_an_order_to_leave_gets_a_shard() {
         let live = |node_id: i32| LiveMember {
             record: MemberRecord { node_id, ..MemberRecord::default() },
             broker_epoch: i64::from(node_id),
@@ -134,10 +134,10 @@ mod tests {
         let first = PartitionState::new(vec![(1, 1, 1).into(), (2, 2, 2).into()], 1, Durability::Fsync);
         let records: BTreeMap<u16, PartitionState> = [(0, first)].into();
         let none = BTreeMap::new();
-        assert_eq!(newcomers(&members, &none, &records, 1), [2, 3]);
-        assert_eq!(newcomers(&members, &none, &records, 2), [2]);
-        assert_eq!(newcomers(&members, &none, &records, 3), [0; 0]);
-        assert_eq!(newcomers(&members, &[(2, NodeOrder::Drain)].into(), &records, 1), [3]);
-        assert_eq!(newcomers(&members[..1], &none, &records, 1), [0; 0]);
+        assert_eq!(nodes_without_shard(&members, &none, &records, 1), [2, 3]);
+        assert_eq!(nodes_without_shard(&members, &none, &records, 2), [2]);
+        assert_eq!(nodes_without_shard(&members, &none, &records, 3), [0; 0]);
+        assert_eq!(nodes_without_shard(&members, &[(2, NodeOrder::Drain)].into(), &records, 1), [3]);
+        assert_eq!(nodes_without_shard(&members[..1], &none, &records, 1), [0; 0]);
     }
 }

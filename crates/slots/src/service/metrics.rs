@@ -1,4 +1,4 @@
-//! The store's numbers on the metrics page.
+//! The metrics of the store.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -7,6 +7,7 @@ use super::Service;
 use crate::shared::lock;
 
 impl Service {
+    /// Registers the metrics; gauges are computed when the metrics page is rendered.
     pub(super) fn register_metrics(self: &Arc<Self>) {
         use moim_base::metrics::Gauge;
         let (metrics, stats) = (&self.parts.metrics, &self.shared.stats);
@@ -42,7 +43,7 @@ impl Service {
                 lock(&service.locals).values().map(|local| Arc::clone(&local.shard)).collect();
             let (mut count, mut used) = (0, 0);
             for shard in shards {
-                // A script that runs for long is not waited for.
+                // Not counted while a script holds the lock.
                 if let Some(turn) = shard.turn(&service.shared) {
                     count += turn.state.db.len();
                     used += turn.state.db.memory();

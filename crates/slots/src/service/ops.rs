@@ -1,88 +1,87 @@
-//! Carries out what commands ask of the cluster.
+//! Executes the cluster operations of commands: SETSLOT, ADDSLOTS, DELSLOTS, CLUSTER FAILOVER.
 
-mod loops;
+mod event_loops;
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use moim_base::BrokerId;
 use moim_base::task::Scope;
-use moim_cluster::{Compare, Txn, TxnOutcome};
 use moim_replica::PartitionId;
 use moim_replica::controller::requests::{self, ElectionKind, RequestError};
 use moim_replica::keys::SHARDS;
+use moim_state::{Compare, Txn, TxnOutcome};
 use tokio::sync::mpsc;
 
-use super::give::{Ask, Said};
-use super::map::SlotMap;
+use super::slot_map::SlotMap;
 use super::{MAP, Service};
-use crate::cluster::NOBODY;
+use crate::cluster::UNASSIGNED;
 use crate::error::Error;
 use crate::ops::{MapChange, Op, OpKind, Step};
-use crate::peer::Wire;
+use crate::peer::{PeerConnection, PeerRequest, PeerResponse};
 use crate::shared::lock;
 
-/// How long a change of the cluster may take.
-const PATIENCE: Duration = Duration::from_secs(5);
-/// Between two looks at a shard that a script holds.
-const PAUSE: Duration = Duration::from_millis(10);
-/// How often a change is tried that meets others.
-const TRIES: usize = 50;
+/// The timeout of one operation.
+const TIMEOUT: Duration = Duration::from_secs(5);
+/// The pause before the lock of a shard is tried again that a script holds.
+const LOCK_RETRY: Duration = Duration::from_millis(10);
+/// How often a change of the slot map is tried against concurrent changes.
+const MAX_TRIES: usize = 50;
 
-/// Takes requests until the shutdown.
+/// Executes operations until the shutdown.
 pub(super) async fn run(service: Arc<Service>, mut ops: mpsc::Receiver<Op>, scope: Scope) {
-    if !service.server.is_here() {
-        scope.spawn("slots-loops", loops::watch(Arc::clone(&service)));
+    if !service.server.is_on_current_runtime() {
+        scope.spawn("slots-watchdog", event_loops::watch(Arc::clone(&service)));
     }
     while let Some(op) = ops.recv().await {
         let service = Arc::clone(&service);
-        scope.spawn("slots-op", async move { service.carry_out(op).await });
+        scope.spawn("slots-op", async move { service.execute_op(op).await });
     }
 }
 
-fn late() -> Error {
+fn timed_out() -> Error {
     Error::coded("CLUSTERDOWN The coordination core did not answer in time")
 }
 
-async fn in_time(work: impl Future<Output = Result<(), Error>>) -> Result<(), Error> {
-    tokio::time::timeout(PATIENCE, work).await.unwrap_or_else(|_| Err(late()))
+async fn with_timeout(work: impl Future<Output = Result<(), Error>>) -> Result<(), Error> {
+    tokio::time::timeout(TIMEOUT, work).await.unwrap_or_else(|_| Err(timed_out()))
 }
 
 impl Service {
-    async fn carry_out(&self, op: Op) {
+    async fn execute_op(&self, op: Op) {
         let index = op.shard.index;
         let mut results = Vec::new();
         match &op.kind {
-            OpKind::Map(change) => results.push(in_time(self.change_map(index, change)).await),
-            OpKind::Failover => results.push(in_time(self.take_lead(index)).await),
-            OpKind::Several(steps) => {
+            OpKind::Map(change) => results.push(with_timeout(self.change_map(index, change)).await),
+            OpKind::Failover => results.push(with_timeout(self.become_primary(index)).await),
+            OpKind::Transaction(steps) => {
                 for step in steps {
                     if let Step::Change(change) = step {
-                        results.push(in_time(self.change_map(index, change)).await);
+                        results.push(with_timeout(self.change_map(index, change)).await);
                     }
                 }
             }
         }
         loop {
             if let Some(mut turn) = op.shard.turn(&self.shared) {
-                // Somebody else may have answered: CLIENT UNBLOCK, or the client is gone.
+                // The client may be unblocked already: by CLIENT UNBLOCK, or because it disconnected.
                 let waits = turn.unblock(op.client);
                 turn.finish();
                 match &op.kind {
                     _ if !waits => {}
-                    OpKind::Several(steps) => op.answer_several(steps, results),
+                    OpKind::Transaction(steps) => op.answer_transaction(steps, results),
                     OpKind::Map(_) | OpKind::Failover => {
-                        op.answer(results.pop().unwrap_or_else(|| Err(late())))
+                        op.answer(results.pop().unwrap_or_else(|| Err(timed_out())))
                     }
                 }
                 return;
             }
-            tokio::time::sleep(PAUSE).await;
+            tokio::time::sleep(LOCK_RETRY).await;
         }
     }
 
-    /// Changes the slot map as the shard `me` asks. It is the map of the whole cluster: a slot is taken from its owner only by the
-    /// owner or by the shard that it moves to, and never while the owner holds keys of it.
+    /// Changes the slot map for the shard `me`. The map belongs to the whole cluster: a slot is taken from its owner
+    /// only by the owner or by the migration target, and never while the owner holds keys of it.
     async fn change_map(&self, me: u16, change: &MapChange) -> Result<(), Error> {
         match change {
             MapChange::Assign(slot, to) => self.assign(me, *slot, *to).await,
@@ -91,12 +90,13 @@ impl Service {
         }
     }
 
-    /// SETSLOT NODE. While the slot is migrating no key comes into it at its owner, so that a slot that was found empty stays so.
+    /// SETSLOT NODE. While the slot is migrating no key is created in it at its owner, so a slot that was empty stays
+    /// empty.
     async fn assign(&self, me: u16, slot: u16, to: u16) -> Result<(), Error> {
-        let (_, map) = self.read_map().await.map_err(Error::err)?;
+        let (_, map) = self.read_slot_map().await.map_err(Error::err)?;
         let owner = map.owners()[usize::from(slot)];
         let assign = MapChange::Assign(slot, to);
-        if owner == to || owner == NOBODY {
+        if owner == to || owner == UNASSIGNED {
             return self.apply(me, &assign).await;
         }
         if me != owner && me != to {
@@ -118,11 +118,11 @@ impl Service {
         self.apply(me, &assign).await
     }
 
-    /// DELSLOTS. A key may come into a slot between the look and the change. From the change on no key does, so the slots are
-    /// looked at once more, and are given back if one has keys.
+    /// DELSLOTS. A key may be created between the check and the change. After the change none is, so the slots are
+    /// checked again, and assigned back if one has keys.
     async fn remove(&self, me: u16, slots: &[u16]) -> Result<(), Error> {
         self.check_unused(me, slots).await?;
-        let owners = self.read_map().await.map_err(Error::err)?.1.owners();
+        let owners = self.read_slot_map().await.map_err(Error::err)?.1.owners();
         let ours: Vec<u16> = slots.iter().copied().filter(|slot| owners[usize::from(*slot)] == me).collect();
         self.apply(me, &MapChange::Remove(slots.to_vec())).await?;
         let refusal = match self.check_empty(me, &ours).await {
@@ -139,9 +139,10 @@ impl Service {
                 "Can't remove hashslot {slot} while I still hold keys for this hash slot."
             ))
         };
-        if let Some(shard) = self.primary_here(me) {
-            let held =
-                shard.look(|state| slots.iter().copied().find(|slot| state.db.slot_len(*slot) > 0)).await;
+        if let Some(shard) = self.local_primary(me) {
+            let held = shard
+                .with_state(|state| slots.iter().copied().find(|slot| state.db.slot_len(*slot) > 0))
+                .await;
             return held.map_or(Ok(()), |slot| Err(refusal(slot)));
         }
         for slot in slots {
@@ -152,12 +153,12 @@ impl Service {
         Ok(())
     }
 
-    /// Whether all of these slots are this shard's, or no shard's, and empty.
+    /// Checks that each slot belongs to this shard or is unassigned, and is empty.
     async fn check_unused(&self, me: u16, slots: &[u16]) -> Result<(), Error> {
-        let owners = self.read_map().await.map_err(Error::err)?.1.owners();
+        let owners = self.read_slot_map().await.map_err(Error::err)?.1.owners();
         for slot in slots {
             let owner = owners[usize::from(*slot)];
-            if owner != me && owner != NOBODY {
+            if owner != me && owner != UNASSIGNED {
                 return Err(Error::err(format_args!("I'm not the owner of hash slot {slot}")));
             }
             if owner == me {
@@ -167,31 +168,31 @@ impl Service {
         Ok(())
     }
 
-    /// How many keys the primary of a shard has in a slot, by a slot map that is not older than this node's.
+    /// The number of keys that the primary of a shard has in a slot, by a slot map at least as new as this node's.
     async fn keys_in(&self, shard: u16, slot: u16) -> Result<u64, Error> {
-        if let Some(shard) = self.primary_here(shard) {
-            return Ok(shard.look(|state| state.db.slot_len(slot) as u64).await);
+        if let Some(shard) = self.local_primary(shard) {
+            return Ok(shard.with_state(|state| state.db.slot_len(slot) as u64).await);
         }
         let leader = lock(&self.records).get(&shard).and_then(|state| state.leader);
-        let ask = Ask::CountKeys { shard, slot, map_epoch: self.map().epoch };
+        let request = PeerRequest::CountKeys { shard, slot, map_epoch: self.map().epoch };
         let asked = async {
             let node = leader.ok_or(std::io::ErrorKind::NotConnected)?;
-            let mut wire = Wire::open(self.parts.dialler.dial(node).await?).await?;
-            wire.send(&ask, &[]).await?;
-            wire.receive::<Said>().await
+            let mut connection = PeerConnection::open(self.parts.dialler.dial(node).await?).await?;
+            connection.send(&request, &[]).await?;
+            connection.receive::<PeerResponse>().await
         };
         match asked.await {
-            Ok(Some((Said::Count { keys }, _))) => Ok(keys),
+            Ok(Some((PeerResponse::Count { keys }, _))) => Ok(keys),
             Ok(_) => Err(Error::coded("TRYAGAIN The owner of the slot has another primary")),
             Err(error) => Err(Error::err(format_args!("the owner of the slot cannot be asked: {error}"))),
         }
     }
 
-    /// One change of the slot map; several may make some at once.
+    /// One compare-and-swap change of the slot map; concurrent changes are retried.
     async fn apply(&self, me: u16, change: &MapChange) -> Result<(), Error> {
         let repository = self.parts.repository.as_ref();
-        for _ in 0..TRIES {
-            let Ok(Some(entry)) = repository.get(MAP).await else { return Err(late()) };
+        for _ in 0..MAX_TRIES {
+            let Ok(Some(entry)) = repository.get(MAP).await else { return Err(timed_out()) };
             let map = SlotMap::decode(&entry.value).ok_or_else(|| Error::err("the slot map is damaged"))?;
             let changed = map.changed(me, change)?;
             if changed != map {
@@ -202,38 +203,38 @@ impl Service {
                     Err(error) => return Err(Error::err(error)),
                 }
             }
-            // The client goes on with the new map at once.
+            // The client sees the new map at once.
             return self.refresh(0).await.map(drop).map_err(Error::err);
         }
         Err(Error::err("the slot map was changed by others at the same time; try again"))
     }
 
-    /// Makes this node the primary of a shard it is in sync with.
-    async fn take_lead(&self, shard: u16) -> Result<(), Error> {
+    /// CLUSTER FAILOVER: makes this node the primary of a shard in whose in-sync set it is.
+    async fn become_primary(&self, shard: u16) -> Result<(), Error> {
         let me = self.options.node;
         let state = lock(&self.records).get(&shard).cloned();
         let Some(state) = state.filter(|state| state.target().contains(&me)) else {
             return Err(Error::err("You should send CLUSTER FAILOVER to a replica"));
         };
-        // Before anything is changed: what is refused must not happen later.
+        // Before any change: a refused failover must not happen later.
         if state.in_sync(me).is_none() {
             return Err(Error::err("This replica is not in sync with its master; try again later"));
         }
-        self.move_lead(shard, me).await
+        self.transfer_leadership(shard, me).await
     }
 
-    /// Has another in-sync replica lead a shard that this node leads; none where there is no other.
-    async fn give_lead(&self, shard: u16) -> Result<Option<BrokerId>, Error> {
+    /// Hands leadership of a shard to another in-sync replica; `None` if there is none.
+    async fn hand_over(&self, shard: u16) -> Result<Option<BrokerId>, Error> {
         let me = self.options.node;
-        let up = lock(&self.others).clone();
+        let up = lock(&self.live_peers).clone();
         let state = lock(&self.records).get(&shard).cloned();
         let Some(state) = state.filter(|state| state.leader == Some(me)) else { return Ok(None) };
         let fits = |node: &&BrokerId| up.contains(&node.0) && state.in_sync(**node).is_some();
         let Some(to) = state.target().iter().find(fits).copied() else { return Ok(None) };
-        in_time(self.move_lead(shard, to)).await.map(|()| Some(to))
+        with_timeout(self.transfer_leadership(shard, to)).await.map(|()| Some(to))
     }
 
-    async fn move_lead(&self, shard: u16, to: BrokerId) -> Result<(), Error> {
+    async fn transfer_leadership(&self, shard: u16, to: BrokerId) -> Result<(), Error> {
         let repository = self.parts.repository.as_ref();
         let id = PartitionId { topic: SHARDS, index: u32::from(shard) };
         let mut replicas = lock(&self.records).get(&shard).map(|state| state.target()).unwrap_or_default();
@@ -243,7 +244,8 @@ impl Service {
         loop {
             let elected = requests::elect(repository, id, ElectionKind::Preferred).await;
             self.refresh(0).await.map_err(Error::err)?;
-            // The controller sees the new order too, and may have held the election already, or not have settled the order yet.
+            // The controller sees the new replica order, too: it may have held the election already, or not have
+            // applied the order yet.
             if lock(&self.records).get(&shard).is_some_and(|state| state.leader == Some(to)) {
                 return Ok(());
             }
@@ -253,7 +255,7 @@ impl Service {
                     RequestError::ElectionNotNeeded
                     | RequestError::PreferredNotAvailable
                     | RequestError::Contended,
-                ) => tokio::time::sleep(PAUSE).await,
+                ) => tokio::time::sleep(LOCK_RETRY).await,
                 Err(error) => return Err(Error::err(error)),
             }
         }

@@ -1,4 +1,4 @@
-//! What the store of a node is started with.
+//! The options of a node's store.
 
 use std::net::IpAddr;
 use std::ops::RangeInclusive;
@@ -7,31 +7,31 @@ use moim_base::BrokerId;
 
 use crate::effects::FrameLimits;
 
-/// What the store is started with.
+/// The options of a node's store.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// This node.
+    /// The id of this node.
     pub node: BrokerId,
-    /// The cluster, for ids that no other cluster has.
+    /// The cluster id; part of the Redis node ids.
     pub cluster_id: String,
-    /// Where listeners bind.
+    /// The address that listeners bind to.
     pub host: IpAddr,
-    /// The ports of other shards: shard n takes the n-th. Starting with 0 they are picked.
+    /// The ports of the replicas of other shards: shard n takes the n-th. A range that starts with 0 picks free ports.
     pub replica_ports: RangeInclusive<u16>,
-    /// What clients are told in place of the address that is bound; empty for that one.
+    /// The advertised host; empty for the bound address.
     pub advertise_host: String,
-    /// The port that clients are told for the home shard; 0 for the one that is bound.
+    /// The advertised port of the home shard; 0 for the bound port.
     pub advertise_port: u16,
-    /// Event loops.
+    /// The number of event loops.
     pub loops: usize,
-    /// Nodes that found the cluster: as many shards are made at first.
+    /// The number of founders: as many shards are created at first.
     pub founders: usize,
-    /// Where snapshots are kept.
+    /// The data folder; snapshots are below it.
     pub data: std::path::PathBuf,
-    /// `maxmemory` at the start; 0 for none.
+    /// The initial `maxmemory`; 0 for no limit.
     pub max_memory: u64,
-    /// How large the frames of a shard's journal are.
+    /// The frame limits of a shard's journal.
     pub frames: FrameLimits,
-    /// How often replicas are compared with their primary, in milliseconds.
+    /// The interval between two keyspace hash checks, in milliseconds.
     pub check_interval_ms: u64,
 }

@@ -1,25 +1,25 @@
-//! What operators see of the slots, and what they change: the map, moves, what an answer promises.
+//! Reports and changes for operators: the slot map, slot migrations, durability.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use moim_cluster::{Compare, RepositoryError, Txn, TxnOutcome};
 use moim_replica::keys;
+use moim_state::{Compare, RepositoryError, Txn, TxnOutcome};
 use serde::{Deserialize, Serialize};
 
-use super::map::{Move, Phase, SlotMap};
-use super::take::Progress;
+use super::slot_map::{Migration, Phase, SlotMap};
 use super::{ConfigRecord, MAP, PROGRESS, SLOTS_ROOT, Service};
+use crate::migration::import::Progress;
 use crate::shared::lock;
 use crate::slot_set::SlotSet;
 
 /// Why a change was refused.
 #[derive(Debug, thiserror::Error)]
 pub enum Refused {
-    /// There is no such shard, move, or node.
+    /// There is no such shard, migration or node.
     #[error("{0}")]
     NotFound(String),
-    /// It makes no sense, or not now.
+    /// The change is invalid, or not possible now.
     #[error("{0}")]
     Conflict(String),
     /// The coordination core did not answer.
@@ -27,112 +27,112 @@ pub enum Refused {
     Store(#[from] RepositoryError),
 }
 
-/// The slots, their shards, and the moves.
+/// The slot map, the shards and the slot migrations.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct SlotsReport {
-    /// Grows with every change of owners.
+    /// The epoch of the slot map; grows with every change of an owner.
     pub epoch: u64,
-    /// Slots that somebody owns.
+    /// The number of slots with an owner.
     pub assigned: usize,
-    /// By number.
+    /// The shards, by number.
     pub shards: Vec<ShardReport>,
-    /// Moves that are not over, in order.
+    /// Migrations that are not over, in order.
     pub moves: Vec<MoveReport>,
-    /// The newest moves that are.
+    /// The newest finished migrations.
     pub over: Vec<MoveReport>,
 }
 
-/// One shard.
+/// A shard.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct ShardReport {
-    /// Its number.
+    /// The shard number.
     pub shard: u16,
-    /// The node that leads it.
+    /// The node that leads the shard.
     pub primary_node: Option<i32>,
-    /// Where its primary is reached.
+    /// The address of the primary.
     pub primary: Option<String>,
-    /// The id of its primary.
+    /// The Redis node id of the primary.
     pub primary_id: Option<String>,
-    /// Where its replicas are reached.
+    /// The addresses of the replicas.
     pub replicas: Vec<String>,
-    /// How many slots it has.
+    /// The number of slots.
     pub slot_count: usize,
-    /// Which.
+    /// The slots as ranges.
     pub slots: String,
     /// `fsync` or `async`.
     pub durability: String,
-    /// Its configuration epoch.
+    /// The configuration epoch.
     pub epoch: u64,
 }
 
-/// One move.
+/// A slot migration.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct MoveReport {
-    /// Its number.
+    /// The migration id.
     pub id: u64,
-    /// Who gives.
+    /// The source shard.
     pub from: u16,
-    /// Who gets.
+    /// The target shard.
     pub to: u16,
-    /// How many slots.
+    /// The number of slots.
     pub slot_count: usize,
-    /// Which.
+    /// The slots as ranges.
     pub slots: String,
     /// `waiting`, `copying`, `following`, `frozen`, `moved`, `aborted`.
     pub state: String,
-    /// Bytes that have come, as far as is known.
+    /// Bytes imported, as last published.
     pub bytes: u64,
 }
 
-/// How far a move is. Each step is in a journal or in the slot map.
+/// The progress of a migration. Each step is in a journal or in the slot map.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Step {
-    /// The slot map knows of it.
+    /// The migration is in the slot map.
     Begun,
-    /// The target has set its slots aside.
+    /// The target has staged the slots: importing, and hidden from clients.
     Staged,
-    /// All keys have come.
+    /// The target has loaded all keys of the snapshot.
     Loaded,
-    /// The source holds commands back.
+    /// The source has frozen the slots.
     Frozen,
-    /// The slots have changed hands.
+    /// Flipped: the slots belong to the target.
     Moved,
-    /// The target serves them.
+    /// The target serves the slots.
     Owned,
-    /// The source has forgotten their keys.
+    /// The source has dropped the keys.
     Dropped,
 }
 
 impl Step {
-    /// All of them, in order.
+    /// All steps, in order.
     pub const ALL: [Self; 7] =
         [Self::Begun, Self::Staged, Self::Loaded, Self::Frozen, Self::Moved, Self::Owned, Self::Dropped];
 }
 
-/// A move as one node sees it.
+/// A migration as one node sees it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MoveStep {
-    /// Its number.
+    /// The migration id.
     pub id: u64,
-    /// Who gives.
+    /// The source shard.
     pub from: u16,
-    /// Who gets.
+    /// The target shard.
     pub to: u16,
     /// The last step that this node knows of.
     pub step: Step,
 }
 
-/// Which slots a move takes.
+/// Selects the slots of a migration.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Selection {
-    /// These.
+    /// These slots.
     Slots(SlotSet),
-    /// So many, the highest first.
+    /// This many slots, the highest first.
     Count(usize),
 }
 
 impl Service {
-    /// Everything about the slots.
+    /// Reports the slot map, the shards and the migrations.
     pub async fn report(&self) -> Result<SlotsReport, Refused> {
         let (_, entries) = self.parts.repository.list(SLOTS_ROOT).await?;
         let find = |key: &str| entries.iter().find(|entry| entry.key == key);
@@ -143,33 +143,33 @@ impl Service {
             let entry = find(&format!("{PROGRESS}{id}"));
             entry.and_then(|entry| serde_json::from_slice(&entry.value).ok()).unwrap_or_default()
         };
-        let active: Vec<u64> = map.active().map(|one| one.id).collect();
-        let report = |one: &Move| {
-            let progress = progress(one.id);
-            let state = match (one.phase, progress.stage.as_str()) {
+        let active: Vec<u64> = map.active().map(|migration| migration.id).collect();
+        let report = |migration: &Migration| {
+            let progress = progress(migration.id);
+            let state = match (migration.phase, progress.stage.as_str()) {
                 (Phase::Moved, _) => "moved",
                 (Phase::Aborted, _) => "aborted",
-                (Phase::Copying, _) if !active.contains(&one.id) => "waiting",
+                (Phase::Copying, _) if !active.contains(&migration.id) => "waiting",
                 (Phase::Copying, "changes") => "following",
                 (Phase::Copying, "frozen") => "frozen",
                 (Phase::Copying, _) => "copying",
             };
             MoveReport {
-                id: one.id,
-                from: one.from,
-                to: one.to,
-                slot_count: one.slots.len(),
-                slots: one.slots.to_string(),
+                id: migration.id,
+                from: migration.from,
+                to: migration.to,
+                slot_count: migration.slots.len(),
+                slots: migration.slots.to_string(),
                 state: state.to_owned(),
                 bytes: progress.bytes,
             }
         };
         Ok(SlotsReport {
             epoch: map.epoch,
-            assigned: map.owners().iter().filter(|owner| **owner != crate::cluster::NOBODY).count(),
+            assigned: map.owners().iter().filter(|owner| **owner != crate::cluster::UNASSIGNED).count(),
             shards: self.shard_reports(&map, config.as_ref()),
-            moves: map.moves.iter().map(report).collect(),
-            over: map.over.iter().map(report).collect(),
+            moves: map.migrations.iter().map(report).collect(),
+            over: map.finished.iter().map(report).collect(),
         })
     }
 
@@ -196,7 +196,7 @@ impl Service {
         view.shards.iter().enumerate().map(report).collect()
     }
 
-    /// The shard that an operator means: its number, the address or the id of its primary.
+    /// The shard that an operator names: by its number, or by the address or id of its primary.
     fn shard_named(&self, name: &str) -> Result<u16, Refused> {
         let view = self.shared.view.load();
         let number = name.parse().ok().filter(|shard: &u16| usize::from(*shard) < view.shards.len());
@@ -209,13 +209,13 @@ impl Service {
         number.or_else(named).ok_or_else(|| Refused::NotFound(format!("there is no shard {name}")))
     }
 
-    /// Begins to move slots from a shard to another; gives the numbers of the moves.
+    /// Begins to migrate slots between two shards; returns the migration ids.
     pub async fn begin_move(&self, from: &str, to: &str, wanted: &Selection) -> Result<Vec<u64>, Refused> {
         let (from, to) = (self.shard_named(from)?, self.shard_named(to)?);
         self.change_map_with(|map| {
             let slots = match wanted {
                 Selection::Slots(slots) => slots.clone(),
-                Selection::Count(count) => map.some_of(from, *count),
+                Selection::Count(count) => map.pick_slots(from, *count),
             };
             if slots.is_empty() {
                 return Err(format!("shard {from} has no such slots to give"));
@@ -225,17 +225,19 @@ impl Service {
             {
                 return Err(format!("shard {from} has {} slots to give, not {count}", slots.len()));
             }
-            map.with_move(from, to, &slots)
+            map.with_migration(from, to, &slots)
         })
         .await
     }
 
-    /// Begins the moves that give every shard as many slots; gives their numbers.
+    /// Begins the migrations that balance the number of slots; returns their ids.
     pub async fn rebalance(&self) -> Result<Vec<u64>, Refused> {
         let shards: Vec<u16> = (0..self.shared.view.load().shards.len() as u16).collect();
         self.change_map_with(|map| {
-            let moves = map.evening(&shards);
-            moves.iter().try_fold(map.clone(), |map, (from, to, slots)| map.with_move(*from, *to, slots))
+            let planned = map.rebalance(&shards);
+            planned
+                .iter()
+                .try_fold(map.clone(), |map, (from, to, slots)| map.with_migration(*from, *to, slots))
         })
         .await
     }
@@ -246,8 +248,8 @@ impl Service {
     ) -> Result<Vec<u64>, Refused> {
         let (refusal, first) = (Mutex::new(None), AtomicU64::new(0));
         let changed = self
-            .change_moves(|map| {
-                first.store(map.last_move, Ordering::Relaxed);
+            .edit_slot_map(|map| {
+                first.store(map.last_migration, Ordering::Relaxed);
                 match edit(map) {
                     Ok(changed) => Some(changed).filter(|changed| changed != map),
                     Err(why) => {
@@ -261,19 +263,22 @@ impl Service {
             return Err(Refused::Conflict(why));
         }
         self.refresh(0).await?;
-        Ok(changed.map_or_else(Vec::new, |map| (first.load(Ordering::Relaxed) + 1..=map.last_move).collect()))
+        Ok(changed
+            .map_or_else(Vec::new, |map| (first.load(Ordering::Relaxed) + 1..=map.last_migration).collect()))
     }
 
-    /// How far the moves are that are not over and not given up, by the slot map and the journals of the shards that this node
-    /// leads. What was journaled need not be committed.
+    /// The progress of all migrations that are not over and not aborted, by the slot map and the journals of the shards
+    /// that this node leads. A journaled step need not be committed.
     pub fn steps(&self) -> Vec<MoveStep> {
         let map = self.map();
-        let moves = |shard: u16| self.primary_here(shard)?.lock_soon().map(|state| state.moves.clone());
-        let step = |one: &Move| {
-            let (source, target) = (moves(one.from), moves(one.to));
-            let is_frozen = source.map(|moves| moves.frozen().contains_key(&one.id));
-            let staged = target.map(|moves| moves.staged().get(&one.id).map(|staged| staged.position));
-            let step = match (one.phase, is_frozen, staged) {
+        let migrations_of =
+            |shard: u16| self.local_primary(shard)?.lock_soon().map(|state| state.migrations.clone());
+        let step = |migration: &Migration| {
+            let (source, target) = (migrations_of(migration.from), migrations_of(migration.to));
+            let is_frozen = source.map(|migrations| migrations.frozen().contains_key(&migration.id));
+            let staged =
+                target.map(|migrations| migrations.staged().get(&migration.id).map(|staged| staged.position));
+            let step = match (migration.phase, is_frozen, staged) {
                 (Phase::Aborted, ..) => return None,
                 (Phase::Moved, Some(false), _) => Step::Dropped,
                 (Phase::Moved, _, Some(None)) => Step::Owned,
@@ -283,31 +288,31 @@ impl Service {
                 (Phase::Copying, _, Some(Some(None))) => Step::Staged,
                 (Phase::Copying, ..) => Step::Begun,
             };
-            Some(MoveStep { id: one.id, from: one.from, to: one.to, step })
+            Some(MoveStep { id: migration.id, from: migration.from, to: migration.to, step })
         };
-        map.moves.iter().filter_map(step).collect()
+        map.migrations.iter().filter_map(step).collect()
     }
 
-    /// Whether this node is the primary of a shard.
+    /// True if this node is the primary of a shard.
     pub fn leads(&self, shard: u16) -> bool {
-        self.primary_here(shard).is_some()
+        self.local_primary(shard).is_some()
     }
 
-    /// Gives a move up: its slots stay where they are.
+    /// Aborts a migration: its slots stay at the source.
     pub async fn abort_move(&self, id: u64) -> Result<(), Refused> {
-        if self.change_moves(|map| map.aborted(id)).await?.is_some() {
+        if self.edit_slot_map(|map| map.aborted(id)).await?.is_some() {
             self.refresh(0).await?;
             return Ok(());
         }
-        let map = self.read_map().await?.1;
-        match map.moves.iter().chain(&map.over).find(|one| one.id == id) {
-            Some(one) if one.phase == Phase::Aborted => Ok(()),
+        let map = self.read_slot_map().await?.1;
+        match map.migrations.iter().chain(&map.finished).find(|migration| migration.id == id) {
+            Some(migration) if migration.phase == Phase::Aborted => Ok(()),
             Some(_) => Err(Refused::Conflict(format!("the slots of move {id} have moved already"))),
             None => Err(Refused::NotFound(format!("there is no move {id}"))),
         }
     }
 
-    /// Says what an answer of a shard promises, or of all of them.
+    /// Sets the durability of one shard, or of all.
     pub async fn set_durability(&self, shard: Option<&str>, word: &str) -> Result<(), Refused> {
         if !["fsync", "async"].contains(&word) {
             return Err(Refused::Conflict(format!("{word} is no durability; there are fsync and async")));

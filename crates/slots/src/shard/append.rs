@@ -1,20 +1,21 @@
-//! From what a turn did to frames of the journal.
+//! Appending: turns the effects of a turn into frames of the journal.
 //!
-//! What the log does not take at once waits in [`crate::effects::Effects`] with its journal positions given, so the gates of
-//! answers and the hazards of keys stay right however long that takes. Writes are held back while much waits.
+//! Effects that a busy log does not accept are queued in [`crate::effects::Effects`] with their journal offsets
+//! assigned, so commit gates and hazards stay valid however long that takes. Writes are held while the queue is long.
 
 use moim_replica::machine::InstallError;
 use moim_wire_resp::OwnedArgs;
 
+use super::time::LAG;
 use super::{Role, Shard, State, Turn};
 use crate::effects::{Effects, FrameLimits};
 use crate::error::Error;
 use crate::log::LogError;
-use crate::moves;
+use crate::migration::state::{LOAD, PART};
 
 /// Effects of one frame; a turn with more appends in between.
 const FRAME_BYTES: usize = 256 << 10;
-/// The largest argument of a step: arguments of one command are smaller than 4 GiB together.
+/// The largest argument of a migration step: the arguments of one command are smaller than 4 GiB together.
 const STEP_BYTES: usize = 64 << 20;
 
 impl State {
@@ -23,12 +24,12 @@ impl State {
         self.applied + self.fx.queued() + i64::from(!self.fx.is_empty())
     }
 
-    /// The journal end that commits the batch in the making, unless it becomes a group.
+    /// The journal end that commits the open batch, unless it becomes a group.
     pub(super) fn next_end(&self) -> i64 {
         self.applied + self.fx.queued() + 1
     }
 
-    /// Ends the batch in the making. Where it is a group, everything that it changed waits for the last piece.
+    /// Closes the open batch. If it is a group, the commit gate of everything that it changed is its last frame.
     fn seal(&mut self, now: i64) {
         if self.fx.seal(now) {
             self.events.hazards.batch = self.end();
@@ -40,21 +41,21 @@ impl State {
 }
 
 impl Shard {
-    /// Frames of other sizes than usual; for tests, before anything is done.
+    /// Sets the frame limits; for tests, before the first command.
     pub fn set_frame_limits(&self, limits: FrameLimits) {
         self.lock().fx = Effects::with_limits(limits);
     }
 }
 
 impl Turn<'_> {
-    /// Appends when there is much.
+    /// Appends if the open batch is large.
     pub(crate) fn maybe_append(&mut self) {
         if self.state.fx.len() >= FRAME_BYTES {
             self.append();
         }
     }
 
-    /// A command has run. If it recorded more than fits one frame, its answer waits for the whole group.
+    /// Called after a command. If it recorded more than one frame can hold, its reply waits for the whole group.
     #[inline]
     pub(crate) fn close_large(&mut self) {
         if self.state.fx.is_large() {
@@ -63,11 +64,15 @@ impl Turn<'_> {
         }
     }
 
-    /// Appends what was done. What the log does not take now stays, and is tried again by the keeper; its answers wait.
+    /// Appends the effects of the turn. Effects that a busy log does not accept stay queued and the shard task retries
+    /// them; their replies wait.
     pub(crate) fn append(&mut self) {
         let state = &mut *self.state;
         if state.fx.is_settled() {
             return;
+        }
+        if let Some(lag_ms) = state.shard_clock.recorded_lag_ms().filter(|_| !state.fx.is_empty()) {
+            state.fx.push_slices(&[LAG, lag_ms.to_string().as_bytes()]);
         }
         if state.fx.queued() == 0 && !state.fx.is_large() {
             let (base, epoch, now) = (state.applied, state.epoch, self.now);
@@ -78,8 +83,8 @@ impl Turn<'_> {
                     state.events.hazards.batch = state.next_end();
                     return;
                 }
-                Err(LogError::Later) => {}
-                Err(LogError::NotLeader) => return self.lose_lead(),
+                Err(LogError::Busy) => {}
+                Err(LogError::NotLeader) => return self.lose_leadership(),
             }
         }
         self.append_queued();
@@ -93,56 +98,58 @@ impl Turn<'_> {
         while let Some(next) = state.fx.front() {
             match self.shard.log.append(state.applied, state.epoch, next.time_ms(), &next.payload()) {
                 Ok(()) => {
-                    state.fx.on_taken();
+                    state.fx.on_appended();
                     state.applied += 1;
                 }
-                Err(LogError::Later) => break,
-                Err(LogError::NotLeader) => return self.lose_lead(),
+                Err(LogError::Busy) => break,
+                Err(LogError::NotLeader) => return self.lose_leadership(),
             }
         }
         state.events.hazards.batch = state.next_end();
         if was_congested && !state.fx.is_congested() {
-            state.parked.wake();
+            state.held_connections.wake();
         }
-        if !state.fx.is_settled() && self.shard.at_rest.load(std::sync::atomic::Ordering::Relaxed) {
-            self.shard.news.notify_one();
+        if !state.fx.is_settled() && self.shard.is_task_idle.load(std::sync::atomic::Ordering::Relaxed) {
+            self.shard.task_wakeup.notify_one();
         }
     }
 
-    /// Memory is ahead of a journal that another primary writes now: it is read anew, and nothing of this leaves.
-    fn lose_lead(&mut self) {
+    /// Leadership is lost: the keyspace is ahead of a journal that another primary writes. It is replayed from the
+    /// start, and the pending replies are voided.
+    fn lose_leadership(&mut self) {
         self.state.epoch = -1;
         self.shard.set_role(Role::Loading);
-        self.shard.void_answers();
-        self.shard.news.notify_one();
+        self.shard.void_pending_replies();
+        self.shard.task_wakeup.notify_one();
     }
 
-    /// Holds a write back while the journal has much to catch up with.
+    /// Holds a write while the append queue is long.
     #[inline]
     pub(crate) fn check_congestion(&self) -> Result<(), Error> {
         if self.state.fx.is_congested() { Err(Error::HELD) } else { Ok(()) }
     }
 
-    /// Records a step of a move and does what it says.
+    /// Records an internal effect (a migration step or a keyspace hash check) and applies it.
     pub(crate) fn step(&mut self, args: &[&[u8]]) {
         let owned = OwnedArgs::from_slices(args);
         match self.state.apply_step(&owned.args()) {
             Ok(()) => self.state.fx.push_slices(args),
-            Err(error) => tracing::error!(%error, "a step of a move was not made"),
+            Err(error) => tracing::error!(%error, "slot migration: invalid step not recorded"),
         }
     }
 
-    /// Records that these keys of a move have come, and takes them in. The same as steps, without a copy of the keys.
+    /// Records imported keys of a slot migration and loads them. Same effect as [`Turn::step`], without a copy of the
+    /// keys.
     pub(crate) fn load(&mut self, id: &str, keys: &[u8]) -> Result<(), InstallError> {
         self.state.load(keys)?;
-        // In one batch: all of it is replayed, or nothing.
+        // In one batch: replay applies all of it or nothing.
         self.append();
         let mut pieces = keys.chunks(STEP_BYTES);
         let last = pieces.next_back().unwrap_or_default();
         for piece in pieces {
-            self.state.fx.push_slices(&[moves::PART, id.as_bytes(), piece]);
+            self.state.fx.push_slices(&[PART, id.as_bytes(), piece]);
         }
-        self.state.fx.push_slices(&[moves::LOAD, id.as_bytes(), last]);
+        self.state.fx.push_slices(&[LOAD, id.as_bytes(), last]);
         Ok(())
     }
 }

@@ -1,4 +1,4 @@
-//! Clients that wait for keys.
+//! Clients blocked on keys (BLPOP, XREAD BLOCK and the like), in the order of their arrival.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -9,23 +9,24 @@ use moim_wire_resp::Protocol;
 use crate::ctx::OnTimeout;
 use crate::session::{Block, Mailbox};
 
-/// Clients that wait for keys, in the order in which they came.
+/// The blocked clients of a shard; per key in the order of their arrival.
 #[derive(Default)]
 pub struct Blocked {
     pub(super) by_key: HashMap<Box<[u8]>, VecDeque<u64>>,
-    pub(super) clients: HashMap<u64, Waiting>,
+    pub(super) clients: HashMap<u64, BlockedClient>,
 }
 
-pub(super) struct Waiting {
+/// A client blocked on keys and the command that is executed again when one is ready.
+pub(super) struct BlockedClient {
     pub(super) block: Block,
     pub(super) protocol: Protocol,
     pub(super) mailbox: Arc<Mailbox>,
-    /// Who it is, for the slow log.
+    /// The address of the client, for the slow log.
     pub(super) peer: String,
 }
 
 impl Blocked {
-    pub(super) fn remove(&mut self, client: u64) -> Option<Waiting> {
+    pub(super) fn remove(&mut self, client: u64) -> Option<BlockedClient> {
         let waiting = self.clients.remove(&client)?;
         for key in &waiting.block.keys {
             if let Some(line) = self.by_key.get_mut(key) {
@@ -38,12 +39,12 @@ impl Blocked {
         Some(waiting)
     }
 
-    /// Whether a client wants to hear that a key is gone.
-    pub(super) fn minds_gone(&self, client: u64) -> bool {
-        self.clients.get(&client).is_some_and(|waiting| waiting.block.on_gone)
+    /// True if a blocked client is also woken by the deletion of its key.
+    pub(super) fn wakes_on_delete(&self, client: u64) -> bool {
+        self.clients.get(&client).is_some_and(|waiting| waiting.block.wake_on_delete)
     }
 
-    /// What a client hears when its time runs out, if it waits.
+    /// What the client receives on timeout; `None` if it is not blocked.
     pub(crate) fn on_timeout(&self, client: u64) -> Option<OnTimeout> {
         self.clients.get(&client).map(|waiting| waiting.block.on_timeout)
     }

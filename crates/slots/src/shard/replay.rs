@@ -1,10 +1,10 @@
-//! From frames of the journal to the keyspace.
+//! Replay: applies frames of the journal to the keyspace.
 //!
-//! Everything is done at the time that it carries, never at the time of the replay: whether a key had expired is decided
-//! once, by the primary.
+//! An effect is applied at the time that it carries, never at the time of the replay: the primary alone decides whether
+//! a key had expired.
 //!
-//! Invariant: an effect that is not known or cannot be done ends the replay. A replica that left it out would differ from its
-//! primary without a sign of it.
+//! Invariant: an effect that is unknown or fails ends the replay. A replica that skipped it would diverge from its
+//! primary unnoticed.
 
 use bytes::BytesMut;
 use moim_wire_resp::{Encoder, OwnedArgs, Protocol};
@@ -13,29 +13,29 @@ use super::State;
 use crate::cmd;
 use crate::ctx::{Ctx, Mode};
 use crate::effects::{BadEffects, Frame};
-use crate::moves::{self, BadStep};
+use crate::migration::state::{self, InvalidStep};
 use crate::pubsub::Gate;
 use crate::session::Session;
 use crate::shared::Shared;
 
-/// Why a replay ended. The keyspace may show a part of a batch: nothing may be read from it.
+/// Why replay ended. The keyspace may contain a part of a batch: nothing may be served from it.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ReplayError {
-    /// The frame cannot be read.
+    /// The frame cannot be decoded.
     #[error(transparent)]
     Effects(#[from] BadEffects),
-    /// A step of a move.
+    /// An invalid step of a slot migration.
     #[error(transparent)]
-    Step(#[from] BadStep),
-    /// Written by a newer program.
+    Step(#[from] InvalidStep),
+    /// A command that only a newer version knows.
     #[error("unknown command {0:?} in the journal")]
     Unknown(String),
-    /// What the primary could do.
+    /// A command that the primary executed fails here.
     #[error("command {command:?} of the journal failed: {answer}")]
     Failed {
-        /// Its name.
+        /// The name of the command.
         command: String,
-        /// What it said.
+        /// The error reply.
         answer: String,
     },
 }
@@ -45,27 +45,27 @@ impl State {
     pub(crate) fn replay_frame(
         &mut self,
         shared: &Shared,
-        nobody: &mut Session,
+        session: &mut Session,
         frame: Frame<'_>,
     ) -> Result<(), ReplayError> {
         match self.groups.take(frame)? {
-            Some((time_ms, commands)) => self.replay(shared, nobody, time_ms, &commands),
+            Some((time_ms, commands)) => self.replay(shared, session, time_ms, &commands),
             None => Ok(()),
         }
     }
 
-    /// Runs commands of the journal.
+    /// Executes the commands of one batch of the journal at `time_ms`.
     pub(crate) fn replay(
         &mut self,
         shared: &Shared,
-        nobody: &mut Session,
+        session: &mut Session,
         time_ms: i64,
         commands: &[OwnedArgs],
     ) -> Result<(), ReplayError> {
-        // Where it is behind: shard time may have been told to readers of this replica meanwhile.
+        // Only forwards: readers of this replica may have seen a later shard time meanwhile.
         if time_ms > self.time_ms {
             self.time_ms = time_ms;
-            self.pace.begin(shared.clock.monotonic_ns(), self.applied >= self.live_from);
+            self.shard_clock.begin(shared.clock.monotonic_ns(), self.applied >= self.live_from);
         }
         self.db.hide_expired(i64::MIN);
         let (mut now, mut out) = (time_ms, BytesMut::new());
@@ -75,12 +75,12 @@ impl State {
         }
         for command in commands {
             let args = command.args();
-            if let Some(time_ms) = moves::clock(&args) {
-                // Of another shard: its time is not ours.
+            if let Some(time_ms) = state::effect_time(&args) {
+                // The time of the source shard; shard time here does not change.
                 now = time_ms;
                 continue;
             }
-            if moves::is_step(args.name()) {
+            if state::is_internal_effect(args.name()) {
                 self.apply_step(&args)?;
                 continue;
             }
@@ -94,7 +94,7 @@ impl State {
                 out: Encoder::new(&mut out, Protocol::Resp2),
                 fx: &mut self.fx,
                 events: &mut self.events,
-                session: nobody,
+                session,
                 shared,
                 mode: Mode::Replay,
                 nested: false,
@@ -102,9 +102,9 @@ impl State {
                 dirty: 0,
                 rewritten: false,
             };
-            ctx.remember_key(spec);
+            ctx.cache_key_lookup(spec);
             let fine = ctx.run(spec);
-            ctx.db.forget();
+            ctx.db.clear_cached_id();
             if !fine {
                 let answer = String::from_utf8_lossy(&out).trim_end().to_owned();
                 return Err(ReplayError::Failed { command: name(), answer });
@@ -112,8 +112,8 @@ impl State {
         }
         self.events.ready.clear();
         self.events.notifications.clear();
-        // What is replayed is committed.
-        self.events.tell_invalid(shared, &Gate::OPEN);
+        // Replayed effects are committed.
+        self.events.send_invalidations(shared, &Gate::OPEN);
         self.memory.report(&shared.memory, self.db.memory());
         drop(self.db.take_garbage());
         Ok(())

@@ -1,7 +1,8 @@
-//! Ending the script that has a shard, and discarding what it did.
+//! Stopping the script that holds a shard, and discarding its effects.
 //!
-//! A script that has written cannot be killed as long as its node leads: half of it would be committed. When the lead is lost,
-//! or by SHUTDOWN NOSAVE, it ends all the same: what it did was never appended, and the memory that shows it is read anew.
+//! SCRIPT KILL is refused for a script that has written while its node leads: half of it would be committed. On loss of
+//! leadership, or by SHUTDOWN NOSAVE, the script is stopped all the same: its effects were never appended, and the
+//! keyspace that shows them is replayed from the start.
 
 use std::sync::atomic::Ordering;
 
@@ -23,23 +24,23 @@ impl Shard {
         Ok(())
     }
 
-    /// SHUTDOWN NOSAVE while a script runs: ends it, whatever it has written. The shard is read anew from its journal.
+    /// SHUTDOWN NOSAVE while a script runs: stops it although it has written. The shard is replayed from its journal.
     pub(crate) fn abandon_script(&self) {
         self.script_abandoned.store(true, Ordering::Release);
     }
 }
 
 impl Turn<'_> {
-    /// Throws away what a script did that was stopped, with everything in memory, which shows it: the shard is read anew. Nothing
-    /// of this turn leaves.
+    /// Discards the effects of a stopped script together with the keyspace that shows them; the shard is replayed. No
+    /// reply of this turn is sent.
     pub(crate) fn maybe_discard(&mut self) {
         if !self.shard.discards_effects.swap(false, Ordering::AcqRel) {
             return;
         }
         tracing::warn!(shard = self.shard.index, "uncommitted effects of a stopped script discarded");
         self.shard.set_role(Role::Loading);
-        self.shard.void_answers();
-        self.state.forget();
-        self.shard.news.notify_one();
+        self.shard.void_pending_replies();
+        self.state.reset();
+        self.shard.task_wakeup.notify_one();
     }
 }

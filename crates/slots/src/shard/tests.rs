@@ -1,31 +1,31 @@
-//! When a primary may speak.
+//! When a primary holds the serving right.
 
 use moim_base::Clock;
 
-use self::frames::Bed;
+use self::frames::Fixture;
 
 pub(super) mod frames;
-mod moving;
+mod migration;
 mod time;
 
 #[test]
-fn a_new_primary_waits_unless_its_own_epoch_was_seen_to_be_free() {
-    let bed = Bed::new();
-    let (shard, clock) = (&bed.shard, bed.clock.as_ref());
+fn a_new_primary_waits_for_the_serving_right_unless_its_epoch_is_uncontested() {
+    let fixture = Fixture::new();
+    let (shard, clock) = (&fixture.shard, fixture.clock.as_ref());
     let now = clock.monotonic_ms();
-    shard.set_right(now + 10_000);
+    shard.set_serving_right_until(now + 10_000);
     shard.on_epoch(3, true);
-    shard.set_right_from(3, now + 600);
-    assert!(shard.may_answer(clock), "the former primary had let go");
-    // The driver heard of the next election before the record was looked at here.
-    shard.set_right_from(5, now + 600);
-    assert!(!shard.may_answer(clock), "the former primary may still answer");
+    shard.set_serving_right_from(3, now + 600);
+    assert!(shard.holds_serving_right(clock), "the previous primary had released the shard");
+    // The replica driver learned of the next election before the record was read here.
+    shard.set_serving_right_from(5, now + 600);
+    assert!(!shard.holds_serving_right(clock), "the previous primary may still hold the right");
     shard.on_epoch(5, false);
-    // The former primary is taken off the record later: it may not know yet.
+    // The previous primary is removed from the record later: it may not know yet.
     shard.on_epoch(5, true);
-    assert!(!shard.may_answer(clock));
+    assert!(!shard.holds_serving_right(clock));
     clock.advance_ms(600);
-    assert!(shard.may_answer(clock));
+    assert!(shard.holds_serving_right(clock));
     clock.advance_ms(9_400);
-    assert!(!shard.may_answer(clock), "its own right has run out");
+    assert!(!shard.holds_serving_right(clock), "the serving right of this node has expired");
 }

@@ -1,8 +1,8 @@
-//! Floats of 80 bits, in which Redis adds for INCRBYFLOAT and HINCRBYFLOAT: 64 bits of mantissa, rounded to the nearest,
-//! ties to even, as the x87 does it. Only what adding needs: read a decimal, add two, write plain decimals.
+//! 80-bit floats, the `long double` in which Redis adds for INCRBYFLOAT and HINCRBYFLOAT: a 64-bit mantissa, round to
+//! nearest, ties to even, like the x87. Only what addition needs: parse a decimal, add, format as plain decimal.
 //!
-//! Done in integers, so that every machine gives the same digits. Numbers too small for the exponent of the real thing
-//! are kept as if there were no end; nobody adds those.
+//! Implemented with integers, so that every machine gives the same digits. Numbers below the exponent range are not
+//! flushed to zero; such increments do not occur in practice.
 
 /// `mantissa * 2^exponent`; the mantissa has its top bit set, or the number is zero.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -12,16 +12,16 @@ pub(super) struct Extended {
     exponent: i32,
 }
 
-/// The powers of ten of numbers that there are.
+/// The maximum decimal exponent.
 const MAX_POWER: i64 = 4932;
 const MIN_POWER: i64 = -4951;
-/// Digits behind the point that are written.
+/// Decimal places written.
 const DIGITS: usize = 17;
 
 impl Extended {
     const ZERO: Extended = Extended { is_negative: false, mantissa: 0, exponent: 0 };
 
-    /// The number nearest to `bits * 2^exponent` and a little more, if there is more.
+    /// The float nearest to `bits * 2^exponent`; `has_more` adds a sticky bit below.
     fn round(is_negative: bool, bits: u128, exponent: i32, has_more: bool) -> Extended {
         if bits == 0 {
             return Self::ZERO;
@@ -42,7 +42,7 @@ impl Extended {
         }
     }
 
-    /// A double, which always fits.
+    /// Converts a double, exactly.
     pub(super) fn from_f64(number: f64) -> Extended {
         let bits = number.abs().to_bits();
         let (power, fraction) = ((bits >> 52) as i32, bits & ((1 << 52) - 1));
@@ -51,8 +51,8 @@ impl Extended {
         Self::round(number.is_sign_negative(), u128::from(mantissa), exponent, false)
     }
 
-    /// The number nearest to a decimal with digits, perhaps a point, and perhaps a power of ten. `None` where it is none, or
-    /// is beyond the range.
+    /// Parses a decimal with an optional point and exponent, rounded to nearest. `None` if it is not a number or out
+    /// of range.
     pub(super) fn parse(text: &str) -> Option<Extended> {
         let (is_negative, text) = match text.strip_prefix('-') {
             Some(rest) => (true, rest),
@@ -77,7 +77,7 @@ impl Extended {
             return Some(Self::ZERO);
         }
         let power = power - part.len() as i64;
-        // About the power of ten of the first digit: enough to see what is out of range.
+        // Approximate decimal exponent of the first digit: enough to detect what is out of range.
         let first = power + (digits.bits() as i64 - 1) * 30_103 / 100_000;
         if !(MIN_POWER..=MAX_POWER).contains(&first) {
             return None;
@@ -91,7 +91,7 @@ impl Extended {
         Some(quotient.round_with(is_negative, -shift, has_more))
     }
 
-    /// The sum, rounded.
+    /// The rounded sum.
     pub(super) fn plus(self, other: Extended) -> Extended {
         if self.mantissa == 0 || other.mantissa == 0 {
             return if self.mantissa == 0 { other } else { self };
@@ -101,7 +101,7 @@ impl Extended {
         } else {
             (other, self)
         };
-        // 62 bits below the mantissa: what is cut off of the smaller one only says that there was something.
+        // 62 bits below the mantissa: bits shifted out of the smaller operand only set the sticky bit.
         const BELOW: i32 = 62;
         let distance = large.exponent - small.exponent;
         let a = u128::from(large.mantissa) << BELOW;
@@ -111,7 +111,7 @@ impl Extended {
             1..=127 => (b >> distance, b & ((1 << distance) - 1) != 0),
             _ => (0, true),
         };
-        // A remainder below a difference is one less, and something.
+        // A remainder below a difference borrows one and sets the sticky bit.
         let bits = match large.is_negative == small.is_negative {
             true => a + b,
             false => a - b - u128::from(has_more),
@@ -119,7 +119,7 @@ impl Extended {
         Self::round(large.is_negative, bits, large.exponent - BELOW, has_more)
     }
 
-    /// Plain decimals: at most 17 digits behind the point, zeros at the end left out.
+    /// Formats as plain decimal: at most 17 decimal places, without trailing zeros.
     pub(super) fn format(self) -> String {
         let sign = if self.is_negative { "-" } else { "" };
         if self.exponent >= 0 {
@@ -148,7 +148,7 @@ impl Extended {
     }
 }
 
-/// A power of ten, or about: what is far out of range stays that.
+/// Parses a decimal exponent, saturating: what is far out of range stays out of range.
 fn power_of(text: &str) -> Option<i64> {
     let (is_negative, digits) = match text.strip_prefix('-') {
         Some(rest) => (true, rest),
@@ -161,7 +161,7 @@ fn power_of(text: &str) -> Option<i64> {
     Some(if is_negative { -power } else { power })
 }
 
-/// A natural number of any size: words of 32 bits, low ones first, none at the end zero.
+/// A natural number of arbitrary size: 32-bit words, low words first, without leading zero words.
 #[derive(Clone, Debug, Default)]
 struct Big {
     words: Vec<u32>,
@@ -267,9 +267,9 @@ impl Big {
         self.round_with(is_negative, 0, false)
     }
 
-    /// The number nearest to this times `2^exponent`, and a little more.
+    /// The float nearest to this times `2^exponent`, with a sticky bit.
     fn round_with(&self, is_negative: bool, exponent: i32, has_more: bool) -> Extended {
-        // The top 128 bits decide, with whether anything is below.
+        // The top 128 bits decide, with a sticky bit for the rest.
         let skip = self.words.len().saturating_sub(4);
         let has_more = has_more || self.words[..skip].iter().any(|word| *word != 0);
         let top = self.words[skip..].iter().rev().fold(0u128, |sum, word| sum << 32 | u128::from(*word));
@@ -303,8 +303,8 @@ mod tests {
     }
 
     #[test]
-    fn sums_have_the_digits_of_long_doubles() {
-        // What redis-server 7.0.15 answers on x86-64.
+    fn sums_match_long_double_digits() {
+        // Replies of redis-server 7.0.15 on x86-64.
         for (left, right, wanted) in [
             ("1", "0.1", "1.1"),
             ("1.1", "1e30", "1000000000000000000024696061952"),
@@ -331,7 +331,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_number_is_seen() {
+    fn invalid_numbers_are_rejected() {
         for text in ["", ".", "-", "1e", "1x", "e5", "1e+", "0x10", "1e5000", "1e-5000", "1 "] {
             assert_eq!(Extended::parse(text), None, "{text}");
         }

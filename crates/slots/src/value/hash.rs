@@ -1,6 +1,6 @@
-//! Hashes: fields and their values. Small ones are packed pairs, large ones a table.
+//! Hash type: fields and values. Small hashes are packed pairs (reported as listpack), large ones a hash table.
 //!
-//! A field and its value share one allocation in the table. A hash never goes back to the small form.
+//! A field and its value share one allocation in the table. A hash never returns to the packed encoding.
 
 use super::limits::Limits;
 use super::packed::{self, Packed};
@@ -36,12 +36,12 @@ impl Keyed for Field {
     }
 }
 
-/// Fields and their values.
+/// A hash value.
 #[derive(Clone, Debug)]
 pub enum Hash {
-    /// Field, value, field, value …
+    /// Packed: field, value, field, value …
     Packed(Packed),
-    /// For many or large ones.
+    /// Hash table, for many or large fields.
     Table(Box<Table<Field>>),
 }
 
@@ -57,7 +57,7 @@ impl Hash {
         Hash::default()
     }
 
-    /// How many fields there are.
+    /// Number of fields.
     pub fn len(&self) -> usize {
         match self {
             Hash::Packed(list) => list.len() / 2,
@@ -65,12 +65,12 @@ impl Hash {
         }
     }
 
-    /// Whether there is no field.
+    /// True if there are no fields.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// The name `OBJECT ENCODING` gives.
+    /// The encoding name of `OBJECT ENCODING`.
     pub fn encoding(&self) -> &'static str {
         match self {
             Hash::Packed(_) => "listpack",
@@ -78,7 +78,7 @@ impl Hash {
         }
     }
 
-    /// The bytes this value holds on the heap.
+    /// Heap memory in bytes.
     pub fn heap_size(&self) -> usize {
         match self {
             Hash::Packed(list) => list.heap_size(),
@@ -97,7 +97,7 @@ impl Hash {
         }
     }
 
-    /// Sets a field; true when it is new.
+    /// Sets a field; returns true if it is new.
     pub fn set(&mut self, field: &[u8], value: &[u8], limits: &Limits) -> bool {
         if let Hash::Packed(list) = self {
             let found = list.find(field, 2);
@@ -126,7 +126,7 @@ impl Hash {
         }
     }
 
-    /// Removes a field; true when it was there.
+    /// Removes a field; returns true if it existed.
     pub fn remove(&mut self, field: &[u8]) -> bool {
         match self {
             Hash::Packed(list) => match list.find(field, 2) {
@@ -146,7 +146,7 @@ impl Hash {
         }
     }
 
-    /// Field and value number `index`, in the order of [`Hash::iter`].
+    /// The field and value at `index`, in the order of [`Hash::iter`].
     pub fn at(&self, index: usize) -> Option<(&[u8], &[u8])> {
         match self {
             Hash::Packed(list) => {
@@ -165,18 +165,18 @@ impl Hash {
         }
     }
 
-    /// One step of a scan: small hashes are shown at once.
-    pub fn scan(&self, cursor: u64, count: usize, mut show: impl FnMut(&[u8], &[u8])) -> u64 {
+    /// One HSCAN step: a packed hash is returned in full.
+    pub fn scan(&self, cursor: u64, count: usize, mut visit: impl FnMut(&[u8], &[u8])) -> u64 {
         match self {
             Hash::Packed(_) => {
-                self.iter().for_each(|(field, value)| show(field, value));
+                self.iter().for_each(|(field, value)| visit(field, value));
                 0
             }
             Hash::Table(table) => {
                 let (range, next) = table::scan_step(table.len(), cursor, count);
                 for entry in &table.entries()[range] {
                     let (field, value) = entry.split();
-                    show(field, value);
+                    visit(field, value);
                 }
                 next
             }
@@ -196,12 +196,12 @@ impl Hash {
     }
 }
 
-/// Fields with their values.
+/// Iterator over fields and values.
 #[derive(Clone, Debug)]
 pub enum Iter<'a> {
-    /// Of the small form.
+    /// Over the packed encoding.
     Packed(packed::Iter<'a>),
-    /// Of the large form.
+    /// Over the hash table.
     Table(std::slice::Iter<'a, Field>),
 }
 
@@ -222,7 +222,7 @@ mod tests {
     use std::collections::BTreeMap;
 
     #[test]
-    fn behaves_as_a_map_in_both_forms() {
+    fn hash_matches_model_in_both_encodings() {
         for (seed, entries, value) in [(1, 128, 64), (2, 10, 64), (3, 0, 0), (4, 128, 20)] {
             let limits = Limits { hash_entries: entries, hash_value: value, ..Limits::default() };
             let mut random = fastrand::Rng::with_seed(seed);

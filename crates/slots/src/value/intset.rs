@@ -1,4 +1,4 @@
-//! Sorted integers in one allocation, each as wide as the widest needs.
+//! Intset: sorted integers in one allocation, each as wide as the widest needs.
 
 /// A set of integers.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -9,22 +9,22 @@ pub struct IntSet {
 }
 
 impl IntSet {
-    /// An empty set. It allocates nothing.
+    /// An empty set. Does not allocate.
     pub fn new() -> IntSet {
         IntSet { bytes: Vec::new(), width: 2 }
     }
 
-    /// How many integers there are.
+    /// Number of integers.
     pub fn len(&self) -> usize {
         self.bytes.len() / self.width.max(2) as usize
     }
 
-    /// Whether there is none.
+    /// True if the set is empty.
     pub fn is_empty(&self) -> bool {
         self.bytes.is_empty()
     }
 
-    /// The bytes this set holds on the heap.
+    /// Heap memory in bytes.
     pub fn heap_size(&self) -> usize {
         self.bytes.capacity()
     }
@@ -41,7 +41,7 @@ impl IntSet {
         }
     }
 
-    /// Where `number` is, or where it would be.
+    /// Binary search: the index of `number`, or where it would be inserted.
     pub fn search(&self, number: i64) -> Result<usize, usize> {
         let (mut low, mut high) = (0, self.len());
         while low < high {
@@ -55,12 +55,12 @@ impl IntSet {
         Err(low)
     }
 
-    /// Whether `number` is in the set.
+    /// True if `number` is in the set.
     pub fn contains(&self, number: i64) -> bool {
         self.search(number).is_ok()
     }
 
-    /// Adds a number; true when it is new.
+    /// Adds a number; returns true if it is new.
     pub fn insert(&mut self, number: i64) -> bool {
         let Err(at) = self.search(number) else { return false };
         self.widen(width_of(number));
@@ -71,7 +71,7 @@ impl IntSet {
         true
     }
 
-    /// Removes a number; true when it was there.
+    /// Removes a number; returns true if it existed.
     pub fn remove(&mut self, number: i64) -> bool {
         let Ok(at) = self.search(number) else { return false };
         let width = self.width as usize;
@@ -108,7 +108,7 @@ mod tests {
     use std::collections::BTreeSet;
 
     #[test]
-    fn behaves_as_a_sorted_set_of_numbers() {
+    fn intset_matches_model() {
         let mut random = fastrand::Rng::with_seed(9);
         for shift in [0, 8, 20, 50] {
             let (mut set, mut model) = (IntSet::new(), BTreeSet::new());

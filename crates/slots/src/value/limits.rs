@@ -1,6 +1,6 @@
-//! Up to where a value keeps its small form. The names are those of Redis's settings.
+//! Limits of the compact encodings. The names are those of Redis settings.
 
-/// When a value changes from its packed form to the one for many or large elements.
+/// Thresholds at which a value changes from its compact encoding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// `hash-max-listpack-entries`
@@ -43,13 +43,13 @@ impl Default for Limits {
 }
 
 impl Limits {
-    /// From how many bytes on a block of a stream takes no more entries. Never more than a payload can hold.
+    /// Size at which a stream block accepts no more entries. Never more than a payload can hold.
     pub(crate) fn stream_block_bytes(&self) -> usize {
-        const MOST: usize = 1 << 30;
-        if self.stream_bytes == 0 { MOST } else { self.stream_bytes.min(MOST) }
+        const MAX_BLOCK_BYTES: usize = 1 << 30;
+        if self.stream_bytes == 0 { MAX_BLOCK_BYTES } else { self.stream_bytes.min(MAX_BLOCK_BYTES) }
     }
 
-    /// Whether a list chunk of this many entries and bytes is full.
+    /// True if a list chunk with this many entries and bytes is full.
     pub(crate) fn chunk_full(&self, entries: usize, bytes: usize) -> bool {
         match self.list_chunk {
             count if count > 0 => entries > count as usize || bytes > 8192,

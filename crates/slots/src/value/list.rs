@@ -1,28 +1,28 @@
-//! Lists: a queue of packed chunks, so that both ends are cheap and the middle is dense.
+//! List type: a deque of packed chunks (quicklist), so that both ends are cheap and the middle is dense.
 //!
-//! Invariant: no chunk is empty, and `len` and `size` are the sums of their lengths and sizes. A chunk over the limit holds one
-//! entry, or was made under another limit.
+//! Invariant: no chunk is empty, and `len` and `size` are the sums over the chunks. A chunk over the limit holds one
+//! entry, or was created under another limit.
 
 use std::collections::VecDeque;
 
 use super::limits::Limits;
 use super::packed::{self, Packed};
 
-/// A list of byte strings.
+/// A list value.
 #[derive(Clone, Debug, Default)]
 pub struct List {
     chunks: VecDeque<Packed>,
     len: usize,
-    /// What the chunks hold, kept so that asking for the size of a long list is cheap.
+    /// Total size of the chunks, cached so that memory accounting is O(1).
     size: usize,
 }
 
-/// One of the two ends of a list.
+/// An end of a list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum End {
-    /// The head.
+    /// Head of the list.
     Left,
-    /// The tail.
+    /// Tail of the list.
     Right,
 }
 
@@ -32,32 +32,32 @@ impl List {
         List::default()
     }
 
-    /// How many elements there are.
+    /// Number of elements.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether there is none.
+    /// True if the list is empty.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// The name `OBJECT ENCODING` gives.
+    /// The encoding name of `OBJECT ENCODING`.
     pub fn encoding(&self) -> &'static str {
         "quicklist"
     }
 
-    /// The bytes this value holds on the heap.
+    /// Heap memory in bytes.
     pub fn heap_size(&self) -> usize {
         self.chunks.capacity() * size_of::<Packed>() + self.size
     }
 
-    /// In how many pieces it lies in memory.
+    /// Number of chunks.
     pub fn chunks(&self) -> usize {
         self.chunks.len()
     }
 
-    /// Adds an element at one end.
+    /// Pushes an element at one end.
     pub fn push(&mut self, end: End, data: &[u8], limits: &Limits) {
         let chunk = match end {
             End::Left => self.chunks.front_mut(),
@@ -75,7 +75,7 @@ impl List {
         self.size += entry;
     }
 
-    /// Takes the element at one end.
+    /// Pops the element at one end.
     pub fn pop(&mut self, end: End) -> Option<Vec<u8>> {
         let chunk = match end {
             End::Left => self.chunks.front_mut()?,
@@ -98,13 +98,13 @@ impl List {
         Some(data)
     }
 
-    /// Element number `index`.
+    /// The element at `index`.
     pub fn get(&self, index: usize) -> Option<&[u8]> {
         let (chunk, inner) = self.locate(index)?;
         self.chunks[chunk].get(inner)
     }
 
-    /// Puts `data` in the place of element `index`; false when there is no such element.
+    /// Replaces the element at `index`; false if there is no such element.
     pub fn set(&mut self, index: usize, data: &[u8], limits: &Limits) -> bool {
         let Some((at, inner)) = self.locate(index) else { return false };
         let chunk = &mut self.chunks[at];
@@ -117,7 +117,7 @@ impl List {
         true
     }
 
-    /// Adds an element before element `index` (or at the end, for `len`).
+    /// Inserts an element before `index` (or at the end, for `len`).
     pub fn insert(&mut self, index: usize, data: &[u8], limits: &Limits) {
         let Some((at, inner)) = self.locate(index) else {
             return self.push(End::Right, data, limits);
@@ -130,7 +130,7 @@ impl List {
         self.split_if_full(at, limits);
     }
 
-    /// Removes `count` elements from element `index` on.
+    /// Removes `count` elements starting at `index`.
     pub fn remove_range(&mut self, index: usize, count: usize) {
         let mut left = count.min(self.len.saturating_sub(index));
         self.len -= left;
@@ -154,7 +154,7 @@ impl List {
         self.join(at.saturating_sub(1));
     }
 
-    /// Removes up to `count` elements equal to `data`, from the given end on; returns how many.
+    /// Removes up to `count` elements equal to `data`, starting at the given end; returns how many.
     pub fn remove_equal(&mut self, data: &[u8], count: usize, from: End) -> usize {
         let mut removed = 0;
         let chunks = self.chunks.len();
@@ -171,7 +171,7 @@ impl List {
         removed
     }
 
-    /// The elements from `index` on, towards the tail.
+    /// The elements from `index` towards the tail.
     pub fn iter_from(&self, index: usize) -> impl Iterator<Item = &[u8]> + '_ {
         let (at, inner) = self.locate(index).unwrap_or((self.chunks.len(), 0));
         let first: Option<packed::Iter<'_>> =
@@ -191,7 +191,7 @@ impl List {
         self.locate_in(index, self.len)
     }
 
-    /// The chunk of element `index` and the place in it, found from the nearer end.
+    /// The chunk of element `index` and the position in it, located from the nearer end.
     fn locate_in(&self, index: usize, len: usize) -> Option<(usize, usize)> {
         if index >= len {
             return None;
@@ -228,7 +228,7 @@ impl List {
         }
     }
 
-    /// Joins two neighbours that removals left nearly empty.
+    /// Merges two neighbours that removals left nearly empty.
     fn join(&mut self, at: usize) {
         if let (Some(left), Some(right)) = (self.chunks.get(at), self.chunks.get(at + 1))
             && left.size() + right.size() < 1024
@@ -275,7 +275,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn behaves_as_a_double_ended_queue() {
+    fn list_matches_model() {
         for (seed, chunk) in [(1, 4), (2, -1), (3, 1), (4, 20)] {
             let limits = Limits { list_chunk: chunk, ..Limits::default() };
             let mut random = fastrand::Rng::with_seed(seed);

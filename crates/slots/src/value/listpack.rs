@@ -1,17 +1,17 @@
-//! The elements of a listpack: strings and integers behind one another, each with its own length behind it.
+//! Listpack elements: strings and integers in sequence, each followed by its back length.
 //!
-//! Streams keep their entries in this form because it is compact and because Redis's DUMP payloads hold it as it is.
-//! Bytes from outside never come here: the reader of payloads (`rdb/packed.rs`) checks them, and what it read is written
-//! anew. What these functions read, they wrote.
+//! Streams store their entries in this form because it is compact and because DUMP payloads of Redis contain it
+//! unchanged. Untrusted bytes never reach this module: the payload decoder (`rdb/packed.rs`) validates them, and its
+//! result is encoded anew. These functions read only what they wrote.
 
 use moim_wire_resp::number::{Decimal, parse_i64};
 
-/// An element.
+/// A listpack element.
 #[derive(Clone, Copy)]
 pub enum Element<'a> {
-    /// A string that is no integer.
+    /// A string that is not an integer.
     Bytes(&'a [u8]),
-    /// An integer, in digits.
+    /// An integer, with its decimal digits.
     Int(i64, Decimal),
 }
 
@@ -32,7 +32,7 @@ impl Element<'_> {
     }
 }
 
-/// Reads elements from the first on.
+/// Reads elements in sequence.
 #[derive(Clone, Copy)]
 pub struct Elements<'a> {
     bytes: &'a [u8],
@@ -40,22 +40,22 @@ pub struct Elements<'a> {
 }
 
 impl<'a> Elements<'a> {
-    /// Begins at `at`.
+    /// Starts at `at`.
     pub fn at(bytes: &'a [u8], at: usize) -> Self {
         Self { bytes, at }
     }
 
-    /// Where the next element is.
+    /// Position of the next element.
     pub fn position(&self) -> usize {
         self.at
     }
 
-    /// Whether there is none left.
+    /// True if no element is left.
     pub fn is_at_end(&self) -> bool {
         self.at == self.bytes.len()
     }
 
-    /// The next element, which must be there.
+    /// The next element, which must exist.
     pub fn read(&mut self) -> Element<'a> {
         let (element, size) = read(&self.bytes[self.at..]);
         self.at += size + back_size(size);
@@ -67,7 +67,7 @@ impl<'a> Elements<'a> {
         self.read().int()
     }
 
-    /// Passes over some elements.
+    /// Skips elements.
     pub fn skip(&mut self, count: usize) {
         for _ in 0..count {
             let size = read(&self.bytes[self.at..]).1;
@@ -76,7 +76,7 @@ impl<'a> Elements<'a> {
     }
 }
 
-/// Adds a string; one that is an integer takes fewer bytes.
+/// Appends a string; one that is an integer is encoded as such.
 pub fn put(to: &mut Vec<u8>, bytes: &[u8]) {
     if bytes.len() <= 20
         && let Some(number) = parse_i64(bytes)
@@ -96,7 +96,7 @@ pub fn put(to: &mut Vec<u8>, bytes: &[u8]) {
     put_back(to, start);
 }
 
-/// Adds an integer.
+/// Appends an integer.
 pub fn put_int(to: &mut Vec<u8>, number: i64) {
     let start = to.len();
     match number {
@@ -119,8 +119,8 @@ pub fn put_int(to: &mut Vec<u8>, number: i64) {
     put_back(to, start);
 }
 
-/// Behind each element stands its size, so that it can be read from the end: seven bits a byte, high ones first, and all
-/// but the first byte marked.
+/// Appends the back length of an element, which allows reading backwards: seven bits per byte, high bits first, with
+/// a continuation flag in all but the first byte.
 fn put_back(to: &mut Vec<u8>, start: usize) {
     let size = to.len() - start;
     let count = back_size(size);
@@ -140,7 +140,7 @@ fn back_size(size: usize) -> usize {
     }
 }
 
-/// The first element and its size without the length behind it.
+/// The first element and its size without the back length.
 fn read(bytes: &[u8]) -> (Element<'_>, usize) {
     let first = bytes[0];
     let int = |width: usize| {
@@ -165,7 +165,7 @@ fn read(bytes: &[u8]) -> (Element<'_>, usize) {
         0xf2 => int(3),
         0xf3 => int(4),
         0xf4 => int(8),
-        _ => unreachable!("a form that is never written"),
+        _ => unreachable!("unknown listpack encoding"),
     };
     (Element::Int(number, Decimal::new(number)), size)
 }
@@ -179,7 +179,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_written_is_read_and_every_form_has_its_size() {
+    fn listpack_elements_round_trip_in_every_encoding() {
         let numbers = [
             0,
             127,

@@ -1,9 +1,8 @@
-//! Numbers as Redis reads and writes them: what counts as an integer, what as a float, and how a float
-//! looks in a reply.
+//! Number parsing and formatting as in Redis: integers, floats, and the format of floats in replies.
 
 use super::extended::Extended;
 
-/// An integer in its one canonical form: no sign but `-`, no leading zeros or spaces.
+/// Parses a canonical integer: no sign but `-`, no leading zeros or spaces.
 pub fn parse_i64(bytes: &[u8]) -> Option<i64> {
     if bytes.is_empty() || bytes.len() > 20 {
         return None;
@@ -34,8 +33,8 @@ pub fn from_i64(number: i64) -> Vec<u8> {
     number.to_string().into_bytes()
 }
 
-/// A float as C's `strtod` takes it when it must take all of it; never NaN. One that is too large is infinite, as in bounds
-/// of ranges.
+/// Parses a float as C's `strtod` does if it must consume all input; never NaN. Overflow gives infinity, as in range
+/// bounds.
 ///
 /// Hexadecimal floats and infinities in any case are accepted; leading spaces are not.
 pub fn parse_f64(bytes: &[u8]) -> Option<f64> {
@@ -57,7 +56,7 @@ pub fn parse_f64(bytes: &[u8]) -> Option<f64> {
     body.parse::<f64>().ok().filter(|number| !number.is_nan()).map(|number| sign * number)
 }
 
-/// The same for a value (a score, an increment, a coordinate): a number that is out of range, above or below, is none.
+/// Parses a value (a score, an increment, a coordinate): overflow and underflow are rejected.
 pub fn parse_f64_in_range(bytes: &[u8]) -> Option<f64> {
     let number = parse_f64(bytes)?;
     let is_out = match number {
@@ -67,12 +66,13 @@ pub fn parse_f64_in_range(bytes: &[u8]) -> Option<f64> {
     (!is_out).then_some(number)
 }
 
-/// The timeout of a blocking command, which Redis reads as a float of 80 bits: one that only those can hold is infinite here.
+/// Parses the timeout of a blocking command, which Redis reads as a long double: one that only a long double can hold
+/// is infinite here.
 pub fn parse_timeout(bytes: &[u8]) -> Option<f64> {
     extended(bytes).and_then(|_| parse_f64(bytes))
 }
 
-/// Whether a float of 80 bits is infinite; none where it is no float.
+/// True if an 80-bit float would be infinite; `None` if it is not a float.
 pub fn is_infinite_long(bytes: &[u8]) -> Option<bool> {
     extended(bytes).map(|number| number.is_err())
 }
@@ -90,7 +90,7 @@ fn strip_hex(text: &str) -> Option<&str> {
     text.strip_prefix("0x").or_else(|| text.strip_prefix("0X"))
 }
 
-/// Whether all digits of a float are zero.
+/// True if all digits of a float are zero.
 fn is_zero(bytes: &[u8]) -> bool {
     let body = unsigned(bytes);
     let (digits, exponents) = strip_hex(body).map_or((body, ['e', 'E']), |hex| (hex, ['p', 'P']));
@@ -98,7 +98,7 @@ fn is_zero(bytes: &[u8]) -> bool {
     digits.bytes().all(|digit| matches!(digit, b'0' | b'.'))
 }
 
-/// The digits behind `0x`: rounded once, to the nearest double.
+/// Parses the digits after `0x`: rounded once, to the nearest double.
 fn parse_hex(hex: &str) -> Option<f64> {
     let (digits, exponent) = match hex.find(['p', 'P']) {
         Some(at) => (&hex[..at], binary_exponent(&hex[at + 1..])?),
@@ -108,7 +108,7 @@ fn parse_hex(hex: &str) -> Option<f64> {
     if whole.is_empty() && part.is_empty() {
         return None;
     }
-    // Sixteen digits and, in the lowest bit, whether any behind them is not zero.
+    // Sixteen digits and, in the lowest bit, a sticky bit for the digits after them.
     let (mut number, mut dropped) = (0u64, 0i64);
     for digit in whole.chars().chain(part.chars()) {
         let digit = u64::from(digit.to_digit(16)?);
@@ -122,7 +122,7 @@ fn parse_hex(hex: &str) -> Option<f64> {
     Some(scale(number as f64, exponent + dropped - 4 * part.len() as i64))
 }
 
-/// A decimal exponent of two; one that no double has is cut.
+/// Parses the decimal exponent of a power of two, clamped to the range of doubles.
 fn binary_exponent(text: &str) -> Option<i64> {
     let digits = text.strip_prefix(['+', '-']).unwrap_or(text);
     if digits.is_empty() || !digits.bytes().all(|digit| digit.is_ascii_digit()) {
@@ -132,7 +132,7 @@ fn binary_exponent(text: &str) -> Option<i64> {
     Some(if text.starts_with('-') { -size } else { size })
 }
 
-/// A number times a power of two.
+/// Multiplies by a power of two.
 fn scale(mut number: f64, mut exponent: i64) -> f64 {
     while exponent != 0 && number != 0.0 && number.is_finite() {
         let step = exponent.clamp(-1_000, 1_000);
@@ -142,8 +142,8 @@ fn scale(mut number: f64, mut exponent: i64) -> f64 {
     number
 }
 
-/// A float as sorted sets and RESP show it: whole numbers without a point, else the shortest digits
-/// that read back as the same float.
+/// Formats a float for sorted sets and RESP: integers without a point, otherwise the shortest digits that parse to
+/// the same float.
 pub fn format_f64(number: f64) -> String {
     if number.is_nan() {
         return "nan".into();
@@ -160,12 +160,12 @@ pub fn format_f64(number: f64) -> String {
     format_g17(number)
 }
 
-/// As C's `%.17g` prints it.
+/// Formats like C's `%.17g`.
 pub fn format_g17(number: f64) -> String {
     format_g(number, 17)
 }
 
-/// As C's `%.<digits>g` prints a finite number.
+/// Formats a finite number like C's `%.<digits>g`.
 pub fn format_g(number: f64, digits: usize) -> String {
     let exact = format!("{number:.*e}", digits - 1);
     let (mantissa, exponent) = exact.split_once('e').unwrap_or((&exact, "0"));
@@ -181,11 +181,10 @@ pub fn format_g(number: f64, digits: usize) -> String {
     trim(&format!("{number:.*}", (digits as i32 - 1 - exponent) as usize))
 }
 
-/// The sum of two floats as `INCRBYFLOAT` and `HINCRBYFLOAT` store it: plain decimals, at most 17 digits
-/// behind the point, trailing zeros gone. None when either is no float; infinite and NaN sums come back as
-/// such.
+/// The sum of two floats as `INCRBYFLOAT` and `HINCRBYFLOAT` store it: plain decimal, at most 17 decimal places,
+/// without trailing zeros. `None` if either is not a float; infinite and NaN sums are returned as such.
 ///
-/// Redis adds in floats of 80 bits, so that 1 + -1.1 is -0.1; so does this, in integers.
+/// Redis adds long doubles (80 bits), so that 1 + -1.1 is -0.1; so does this, with integers.
 pub fn add_floats(left: &[u8], right: &[u8]) -> Option<Result<String, f64>> {
     match (extended(left)?, extended(right)?) {
         (Ok(left), Ok(right)) => Some(Ok(left.plus(right).format())),
@@ -194,9 +193,9 @@ pub fn add_floats(left: &[u8], right: &[u8]) -> Option<Result<String, f64>> {
     }
 }
 
-/// A float of 80 bits, or an infinite one.
+/// Parses an 80-bit float, or an infinite one.
 fn extended(bytes: &[u8]) -> Option<Result<Extended, f64>> {
-    /// Longer ones are not read.
+    /// Maximum length of the text.
     const LONGEST: usize = 255;
     let text = std::str::from_utf8(bytes).ok().filter(|text| text.len() <= LONGEST)?;
     if let Some(number) = Extended::parse(text) {
@@ -205,7 +204,7 @@ fn extended(bytes: &[u8]) -> Option<Result<Extended, f64>> {
     let number = parse_f64(bytes)?;
     let is_plain = text.bytes().all(|byte| byte.is_ascii_digit() || b"+-.eE".contains(&byte));
     match number.is_infinite() {
-        // A decimal that is out of range is no number.
+        // A decimal out of range is not a number.
         _ if is_plain => None,
         true => Some(Err(number)),
         false => Some(Ok(Extended::from_f64(number))),
@@ -217,7 +216,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn integers_have_one_form() {
+    fn only_canonical_integers_are_parsed() {
         for (text, number) in [
             ("0", Some(0)),
             ("-1", Some(-1)),
@@ -238,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn floats_are_read_as_c_does() {
+    fn floats_are_parsed_as_by_strtod() {
         for (text, number) in [
             ("1", Some(1.0)),
             ("+1.5", Some(1.5)),
@@ -270,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn values_out_of_range_are_no_floats() {
+    fn out_of_range_values_are_rejected() {
         for (text, number) in [
             ("1e400", None),
             ("-1e400", None),
@@ -309,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn floats_are_shown_as_redis_does() {
+    fn floats_are_formatted_as_in_redis() {
         for (number, text) in [
             (3.0, "3"),
             (0.1, "0.10000000000000001"),

@@ -1,20 +1,19 @@
-//! A list of byte strings in one allocation: the small form of hashes, sets, sorted sets, and the
-//! chunks of lists.
+//! Packed list: byte strings in one allocation, the compact encoding of hashes, sets and sorted sets, and the chunks
+//! of lists.
 //!
-//! An entry is `length | bytes | size`, where `length` is a variable-length number (7 bits a byte,
-//! low bits first) and `size` is the size of the two parts before it, written so that it can be read
-//! from its last byte backwards. Short entries cost two bytes more than their data, and the list can be
-//! walked from both ends.
+//! An entry is `length | bytes | size`, where `length` is a varint (7 bits per byte, low bits first) and `size` is
+//! the size of the two parts before it, encoded so that it can be read backwards from its last byte. Short entries
+//! cost two bytes more than their data, and the list can be traversed from both ends.
 //!
-//! Positions (`Pos`) are byte offsets of entries. A position is good until the list changes.
-//! Bytes from outside never become a `Packed` without going through `push_back`.
+//! Positions (`Pos`) are byte offsets of entries, valid until the list changes. Untrusted bytes become a `Packed`
+//! only through `push_back`.
 
 use std::ops::Range;
 
-/// Where an entry begins.
+/// Byte offset of an entry.
 pub(crate) type Pos = usize;
 
-/// Byte strings, one after the other, in one allocation.
+/// A packed list.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Packed {
     bytes: Vec<u8>,
@@ -22,37 +21,37 @@ pub struct Packed {
 }
 
 impl Packed {
-    /// An empty list. It allocates nothing.
+    /// An empty list. Does not allocate.
     pub fn new() -> Packed {
         Packed::default()
     }
 
-    /// How many entries there are.
+    /// Number of entries.
     pub fn len(&self) -> usize {
         self.count as usize
     }
 
-    /// Whether there is no entry.
+    /// True if there are no entries.
     pub fn is_empty(&self) -> bool {
         self.count == 0
     }
 
-    /// The bytes of all entries together with what surrounds them.
+    /// Total bytes of all entries with their overhead.
     pub fn size(&self) -> usize {
         self.bytes.len()
     }
 
-    /// The bytes this list holds on the heap.
+    /// Heap memory in bytes.
     pub fn heap_size(&self) -> usize {
         self.bytes.capacity()
     }
 
-    /// The position behind the last entry.
+    /// The position past the last entry.
     pub(crate) fn end(&self) -> Pos {
         self.bytes.len()
     }
 
-    /// The entry at `pos` and the position of the one behind it.
+    /// The entry at `pos` and the position of the next one.
     pub(crate) fn entry(&self, pos: Pos) -> (&[u8], Pos) {
         let (data, next) = self.spans(pos);
         (&self.bytes[data], next)
@@ -75,7 +74,7 @@ impl Packed {
         }
     }
 
-    /// The position of entry `index`, counted from the nearer end.
+    /// The position of entry `index`, located from the nearer end.
     pub(crate) fn position(&self, index: usize) -> Option<Pos> {
         if index >= self.len() {
             return None;
@@ -99,19 +98,19 @@ impl Packed {
         self.position(index).map(|pos| self.entry(pos).0)
     }
 
-    /// Adds an entry at the end.
+    /// Appends an entry.
     pub fn push_back(&mut self, data: &[u8]) {
         self.grow(data.len());
         write_entry(&mut self.bytes, data);
         self.count += 1;
     }
 
-    /// Adds an entry at the start.
+    /// Prepends an entry.
     pub fn push_front(&mut self, data: &[u8]) {
         self.insert(0, data);
     }
 
-    /// Adds an entry before the one at `pos` (or at the end, for `end()`).
+    /// Inserts an entry before the one at `pos` (or at the end, for `end()`).
     pub(crate) fn insert(&mut self, pos: Pos, data: &[u8]) {
         if pos == self.bytes.len() {
             return self.push_back(data);
@@ -124,7 +123,7 @@ impl Packed {
         self.count += 1;
     }
 
-    /// Puts `data` in the place of the entry at `pos`.
+    /// Replaces the entry at `pos`.
     pub(crate) fn replace(&mut self, pos: Pos, data: &[u8]) {
         let (span, next) = self.spans(pos);
         if span.len() == data.len() {
@@ -136,7 +135,7 @@ impl Packed {
         self.bytes.splice(pos..next, entry);
     }
 
-    /// Removes `count` entries from the one at `pos` on.
+    /// Removes `count` entries starting at `pos`.
     pub(crate) fn remove(&mut self, pos: Pos, count: usize) {
         let mut next = pos;
         for _ in 0..count {
@@ -149,14 +148,14 @@ impl Packed {
         }
     }
 
-    /// Takes everything from `pos` on, which is entry `index`, into a list of its own.
+    /// Splits off everything from `pos` on, which is entry `index`.
     pub(crate) fn split_off(&mut self, pos: Pos, index: usize) -> Packed {
         let tail = Packed { bytes: self.bytes.split_off(pos), count: self.count - index as u32 };
         self.count = index as u32;
         tail
     }
 
-    /// Adds all entries of `other` at the end.
+    /// Appends all entries of `other`.
     pub(crate) fn append(&mut self, other: &Packed) {
         self.bytes.extend_from_slice(&other.bytes);
         self.count += other.count;
@@ -172,7 +171,7 @@ impl Packed {
         Iter { list: self, front: pos, back: self.end() }
     }
 
-    /// The position of the first entry equal to `data` among every `step`-th one.
+    /// Index and position of the first entry equal to `data` among every `step`-th one.
     pub(crate) fn find(&self, data: &[u8], step: usize) -> Option<(usize, Pos)> {
         let (mut pos, mut index) = (0, 0);
         while pos < self.bytes.len() {
@@ -205,7 +204,7 @@ impl Packed {
         (data.clone(), data.end + number_size(size))
     }
 
-    /// Small lists grow by what they need: doubling would cost more than the entries.
+    /// Grows by the exact amount while small: doubling would cost more than the entries.
     fn grow(&mut self, data: usize) {
         let need = data + 2 * number_size(data + 10);
         if self.bytes.capacity() - self.bytes.len() < need {
@@ -222,7 +221,7 @@ impl<'a> FromIterator<&'a [u8]> for Packed {
     }
 }
 
-/// Entries of a [`Packed`], from either end.
+/// Iterator over a [`Packed`], from either end.
 #[derive(Clone, Debug)]
 pub struct Iter<'a> {
     list: &'a Packed,
@@ -253,7 +252,7 @@ impl DoubleEndedIterator for Iter<'_> {
     }
 }
 
-/// What an entry with this much data takes.
+/// Encoded size of an entry with this much data.
 pub(crate) fn entry_size(data: usize) -> usize {
     let size = number_size(data) + data;
     size + number_size(size)
@@ -277,7 +276,7 @@ fn write_entry(to: &mut Vec<u8>, data: &[u8]) {
     }
     to.push(number as u8);
     to.extend_from_slice(data);
-    // Read from its last byte backwards: the last byte carries the low bits, and the flag "more before me".
+    // Read backwards from its last byte: the last byte carries the low bits and a continuation flag.
     let size = to.len() - begin;
     for part in (0..number_size(size)).rev() {
         let bits = (size >> (7 * part)) as u8 & 0x7f;
@@ -301,7 +300,7 @@ mod tests {
     }
 
     #[test]
-    fn behaves_as_a_list_of_strings() {
+    fn packed_list_matches_model() {
         let mut random = fastrand::Rng::with_seed(7);
         for _ in 0..40 {
             let (mut list, mut model) = (Packed::new(), Vec::<Vec<u8>>::new());
@@ -343,7 +342,7 @@ mod tests {
     }
 
     #[test]
-    fn find_looks_at_every_second_entry_of_pairs() {
+    fn find_with_step_compares_keys_of_pairs_only() {
         let list: Packed = [b"a".as_slice(), b"b", b"b", b"c"].into_iter().collect();
         assert_eq!(list.find(b"b", 2).map(|(index, _)| index), Some(1));
         assert_eq!(list.find(b"b", 1).map(|(index, _)| index), Some(1));

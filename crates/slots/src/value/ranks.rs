@@ -1,16 +1,16 @@
-//! Scores in order, with ranks: a B-tree whose inner nodes count what is below them.
+//! Order-statistic B-tree of scores: inner nodes count the items below them, which gives ranks.
 //!
-//! It holds `(score, id)`. The id is the member's position in the table beside the tree, and equal scores
-//! are ordered by the members' bytes, so every operation takes the table's members to compare with.
+//! It holds `(score, id)`. The id is the member's position in the table beside the tree, and equal scores are ordered
+//! by the members' bytes, so every operation takes the table's members for comparison.
 //!
-//! Invariant: items ascend by (score, member); `Child::count` and `Child::max` describe the subtree.
-//! The tree never sees NaN.
+//! Invariant: items ascend by (score, member); `Child::count` and `Child::max` describe the subtree. The tree never
+//! contains NaN.
 
 use std::cmp::Ordering;
 
-/// Most items of a leaf and most children of an inner node.
+/// Maximum items of a leaf and children of an inner node.
 const FULL: usize = 64;
-/// Neighbours that together have no more than this are joined.
+/// Neighbours with at most this many items together are merged.
 const JOIN: usize = FULL / 2;
 
 /// A score and the position of its member.
@@ -20,13 +20,13 @@ pub(crate) struct Item {
     pub(crate) id: u32,
 }
 
-/// Gives the bytes of the member with an id.
+/// Access to the members by id.
 pub(crate) trait Members {
-    /// Its bytes.
+    /// The bytes of a member.
     fn member(&self, id: u32) -> &[u8];
 }
 
-/// Scores in order.
+/// The order-statistic tree.
 #[derive(Clone, Debug)]
 pub(crate) struct Ranks {
     root: Node,
@@ -46,7 +46,7 @@ struct Child {
     node: Box<Node>,
 }
 
-/// What is looked for.
+/// The search key.
 #[derive(Clone, Copy)]
 struct Wanted<'a> {
     score: f64,
@@ -78,7 +78,7 @@ impl Ranks {
         self.len * size_of::<Item>() * 3 / 2 + self.len / 40 * size_of::<Child>() * 3 / 2
     }
 
-    /// Adds an item that is not there yet.
+    /// Inserts a new item.
     pub(crate) fn insert(&mut self, item: Item, members: &impl Members) {
         let wanted = Wanted { score: item.score, member: members.member(item.id) };
         if let Some(right) = self.root.insert(item, wanted, members) {
@@ -88,7 +88,7 @@ impl Ranks {
         self.len += 1;
     }
 
-    /// Removes the item with this score and member. It must be there.
+    /// Removes an existing item.
     pub(crate) fn remove(&mut self, score: f64, member: &[u8], members: &impl Members) {
         let removed = self.root.remove(Wanted { score, member }, members);
         assert!(removed, "a member in the table has its score in the tree");
@@ -101,18 +101,18 @@ impl Ranks {
         }
     }
 
-    /// The item with this score and member has moved to another id.
+    /// Changes the id of an existing item.
     pub(crate) fn relabel(&mut self, score: f64, member: &[u8], id: u32, members: &impl Members) {
         self.root.relabel(Wanted { score, member }, id, members);
     }
 
-    /// How many items are before this score and member.
+    /// Number of items before this score and member.
     pub(crate) fn rank(&self, score: f64, member: &[u8], members: &impl Members) -> usize {
         let wanted = Wanted { score, member };
         self.partition(|item| wanted.compare(item, members) == Ordering::Less)
     }
 
-    /// How many items satisfy `before`, which holds for a prefix of them.
+    /// Number of items that satisfy `before`, which must hold for a prefix of them.
     pub(crate) fn partition(&self, before: impl Fn(Item) -> bool) -> usize {
         let (mut node, mut rank) = (&self.root, 0);
         loop {
@@ -130,7 +130,7 @@ impl Ranks {
         }
     }
 
-    /// The leaf that holds the item of this rank, and the item's place in it.
+    /// The leaf with the item of this rank, and its position in the leaf.
     fn leaf(&self, mut rank: usize) -> Option<(&[Item], usize)> {
         if rank >= self.len {
             return None;
@@ -154,14 +154,14 @@ impl Ranks {
         }
     }
 
-    /// The items of these ranks, from either end.
+    /// The items of a rank range, from either end.
     pub(crate) fn range(&self, low: usize, high: usize) -> Range<'_> {
         let high = high.min(self.len);
         Range { ranks: self, low: low.min(high), high, front: &[], back: &[] }
     }
 }
 
-/// Items by rank. Each end takes a leaf at a time.
+/// Iterator over items by rank. Each end loads a leaf at a time.
 #[derive(Clone, Debug)]
 pub(crate) struct Range<'a> {
     ranks: &'a Ranks,
@@ -234,12 +234,12 @@ impl Node {
         }
     }
 
-    /// Adds the item; a node that grew too wide gives its right half away.
+    /// Inserts an item; a node that exceeds its capacity splits off its right half.
     fn insert(&mut self, item: Item, wanted: Wanted<'_>, members: &impl Members) -> Option<Node> {
         match self {
             Node::Leaf(items) => {
                 let at = items.partition_point(|&other| wanted.compare(other, members) == Ordering::Less);
-                // Rising scores are common: then the old leaf stays full and the new one starts empty.
+                // Ascending scores are common: then the old leaf stays full and the new one starts empty.
                 let split = if at == items.len() { FULL } else { FULL / 2 };
                 items.insert(at, item);
                 (items.len() > FULL).then(|| Node::Leaf(items.split_off(split)))

@@ -1,7 +1,6 @@
-//! Sets of byte strings: sorted integers while all are integers, packed while small, else a table.
+//! Set type: intset while all members are integers, packed while small, otherwise a hash table.
 //!
-//! The names of the forms are those of Redis 7.0, which knows no packed sets: a packed one calls itself a
-//! hash table.
+//! The encoding names are those of Redis 7.0, which has no packed sets: a packed set reports `hashtable`.
 
 use std::borrow::Cow;
 
@@ -11,14 +10,14 @@ use super::number;
 use super::packed::Packed;
 use super::table::{self, Table};
 
-/// A set of byte strings.
+/// A set value.
 #[derive(Clone, Debug)]
 pub enum Set {
-    /// All are integers.
+    /// Intset: all members are integers.
     Ints(IntSet),
-    /// A few short ones.
+    /// Packed: few short members.
     Packed(Packed),
-    /// For many or long ones.
+    /// Hash table, for many or long members.
     Table(Box<Table<Box<[u8]>>>),
 }
 
@@ -34,7 +33,7 @@ impl Set {
         Set::default()
     }
 
-    /// How many members there are.
+    /// Number of members.
     pub fn len(&self) -> usize {
         match self {
             Set::Ints(set) => set.len(),
@@ -43,12 +42,12 @@ impl Set {
         }
     }
 
-    /// Whether there is none.
+    /// True if the set is empty.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// The name `OBJECT ENCODING` gives.
+    /// The encoding name of `OBJECT ENCODING`.
     pub fn encoding(&self) -> &'static str {
         match self {
             Set::Ints(_) => "intset",
@@ -56,7 +55,7 @@ impl Set {
         }
     }
 
-    /// The bytes this value holds on the heap.
+    /// Heap memory in bytes.
     pub fn heap_size(&self) -> usize {
         match self {
             Set::Ints(set) => set.heap_size(),
@@ -65,7 +64,7 @@ impl Set {
         }
     }
 
-    /// Whether `member` is in the set.
+    /// True if `member` is in the set.
     pub fn contains(&self, member: &[u8]) -> bool {
         match self {
             Set::Ints(set) => number::parse_i64(member).is_some_and(|number| set.contains(number)),
@@ -74,13 +73,13 @@ impl Set {
         }
     }
 
-    /// Adds a member; true when it is new.
+    /// Adds a member; returns true if it is new.
     pub fn insert(&mut self, member: &[u8], limits: &Limits) -> bool {
         if let Set::Ints(set) = self {
             match number::parse_i64(member) {
                 Some(number) if set.contains(number) => return false,
                 Some(number) if set.len() < limits.set_ints => return set.insert(number),
-                _ => self.leave_ints(limits),
+                _ => self.convert_from_intset(limits),
             }
         }
         if let Set::Packed(list) = self {
@@ -100,7 +99,7 @@ impl Set {
         true
     }
 
-    /// Removes a member; true when it was there.
+    /// Removes a member; returns true if it existed.
     pub fn remove(&mut self, member: &[u8]) -> bool {
         match self {
             Set::Ints(set) => number::parse_i64(member).is_some_and(|number| set.remove(number)),
@@ -121,7 +120,7 @@ impl Set {
         }
     }
 
-    /// Member number `index`, in the order of [`Set::iter`].
+    /// The member at `index`, in the order of [`Set::iter`].
     pub fn at(&self, index: usize) -> Option<Cow<'_, [u8]>> {
         match self {
             Set::Ints(set) if index < set.len() => Some(Cow::Owned(number::from_i64(set.get(index)))),
@@ -140,22 +139,22 @@ impl Set {
         }
     }
 
-    /// One step of a scan: small sets are shown at once.
-    pub fn scan(&self, cursor: u64, count: usize, mut show: impl FnMut(&[u8])) -> u64 {
+    /// One SSCAN step: a compact set is returned in full.
+    pub fn scan(&self, cursor: u64, count: usize, mut visit: impl FnMut(&[u8])) -> u64 {
         match self {
             Set::Table(table) => {
                 let (range, next) = table::scan_step(table.len(), cursor, count);
-                table.entries()[range].iter().for_each(|member| show(member));
+                table.entries()[range].iter().for_each(|member| visit(member));
                 next
             }
             _ => {
-                self.iter().for_each(|member| show(&member));
+                self.iter().for_each(|member| visit(&member));
                 0
             }
         }
     }
 
-    fn leave_ints(&mut self, limits: &Limits) {
+    fn convert_from_intset(&mut self, limits: &Limits) {
         if self.len() >= limits.set_entries || limits.set_value < 20 {
             self.table();
         } else {
@@ -184,7 +183,7 @@ mod tests {
     use std::collections::BTreeSet;
 
     #[test]
-    fn behaves_as_a_set_in_all_forms() {
+    fn set_matches_model_in_all_encodings() {
         for (seed, ints, entries, words) in
             [(1, 512, 128, false), (2, 20, 40, false), (3, 512, 128, true), (4, 5, 0, true)]
         {

@@ -1,9 +1,9 @@
-//! Streams: entries in the order of their ids, in runs ([`block`]), and the groups that read them ([`group`]).
+//! Stream type: entries in id order, in blocks ([`block`]), and consumer groups ([`group`]).
 //!
-//! Pure: ids and times are arguments. An empty stream is a value like any other; it goes when its key is deleted.
+//! Pure: ids and times are arguments. An empty stream remains a value; it is removed when its key is deleted.
 //!
-//! Invariants: no entry is above `last_id`; blocks are found by the id of their first entry, and none is without a live
-//! entry; `length` counts those.
+//! Invariants: no entry is above `last_id`; blocks are indexed by the id of their first entry, and each has a live
+//! entry; `length` counts the live entries.
 
 pub mod block;
 pub mod group;
@@ -15,22 +15,22 @@ pub use self::block::Entry;
 use self::group::Group;
 use super::limits::Limits;
 
-/// The id of an entry: milliseconds, and a number within them.
+/// Entry id: milliseconds and a sequence number.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Id {
-    /// Milliseconds since 1970, unless the client chose something else.
+    /// Milliseconds since 1970, unless the client chose otherwise.
     pub ms: u64,
-    /// Which one of that millisecond.
+    /// Sequence number within the millisecond.
     pub seq: u64,
 }
 
 impl Id {
-    /// Below or equal to every other.
+    /// The lowest id.
     pub const MIN: Id = Id { ms: 0, seq: 0 };
-    /// Above or equal to every other.
+    /// The highest id.
     pub const MAX: Id = Id { ms: u64::MAX, seq: u64::MAX };
 
-    /// The one behind it.
+    /// The next id.
     pub fn next(self) -> Option<Id> {
         match self.seq.checked_add(1) {
             Some(seq) => Some(Id { seq, ..self }),
@@ -38,7 +38,7 @@ impl Id {
         }
     }
 
-    /// The one before it.
+    /// The previous id.
     pub fn previous(self) -> Option<Id> {
         match self.seq.checked_sub(1) {
             Some(seq) => Some(Id { seq, ..self }),
@@ -53,38 +53,38 @@ impl std::fmt::Display for Id {
     }
 }
 
-/// Which entries go.
+/// Which entries a trim keeps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Keep {
-    /// All but so many.
+    /// MAXLEN: the newest entries.
     Newest(u64),
-    /// Those below an id.
+    /// MINID: entries from this id on.
     From(Id),
 }
 
-/// Entries with ids, and who has read them.
+/// A stream value.
 #[derive(Clone, Debug, Default)]
 pub struct Stream {
     blocks: BTreeMap<Id, Block>,
     length: u64,
     heap: usize,
-    /// The highest id that was ever given out.
+    /// The highest id ever added.
     pub last_id: Id,
-    /// The highest that was ever deleted by itself.
+    /// The highest id ever deleted by XDEL (`max-deleted-entry-id`).
     pub max_deleted: Id,
-    /// How many entries were ever added.
+    /// Number of entries ever added (`entries-added`).
     pub added: u64,
-    /// The groups by name.
+    /// Consumer groups by name.
     pub groups: BTreeMap<Box<[u8]>, Group>,
 }
 
 impl Stream {
-    /// How many entries there are.
+    /// Number of entries.
     pub fn len(&self) -> u64 {
         self.length
     }
 
-    /// Whether there is none.
+    /// True if there are no entries.
     pub fn is_empty(&self) -> bool {
         self.length == 0
     }
@@ -94,7 +94,7 @@ impl Stream {
         self.blocks.iter().map(|(id, block)| (*id, block))
     }
 
-    /// Bytes it takes on the heap. As many steps as there are groups, which are few.
+    /// Heap memory in bytes. Linear in the number of groups, which are few.
     pub fn heap_size(&self) -> usize {
         const PER_BLOCK: usize = size_of::<(Id, Block)>();
         let groups =
@@ -102,13 +102,13 @@ impl Stream {
         size_of::<Stream>() + self.heap + self.blocks.len() * PER_BLOCK + groups.sum::<usize>()
     }
 
-    /// How many pieces have to be freed one by one.
+    /// Number of allocations to free.
     pub(super) fn pieces(&self) -> usize {
         let groups = self.groups.values().map(|group| 2 * group.pending_len() + group.consumers().len());
         self.blocks.len() + groups.sum::<usize>()
     }
 
-    /// Adds an entry above all others.
+    /// Appends an entry, whose id must be the highest.
     pub fn push(&mut self, id: Id, pairs: &[(&[u8], &[u8])], limits: &Limits) {
         let bytes: usize = pairs.iter().map(|(field, value)| field.len() + value.len()).sum();
         let is_full = |block: &Block| {
@@ -116,7 +116,7 @@ impl Stream {
                 || limits.stream_entries > 0 && block.live() + block.dead() >= limits.stream_entries
         };
         let last = self.blocks.last_entry().filter(|last| {
-            // A distance of more than half of all numbers has no form.
+            // A larger id distance cannot be encoded.
             !is_full(last.get()) && id.ms - last.key().ms <= i64::MAX as u64
         });
         let (base, block) = match last {
@@ -140,7 +140,7 @@ impl Stream {
         self.last_id = id;
     }
 
-    /// The entries between two ids, both included.
+    /// The entries between two ids, inclusive.
     pub fn range(&self, start: Id, end: Id) -> impl Iterator<Item = Entry<'_>> {
         self.blocks_of(start, end)
             .flat_map(|(base, block)| block.entries(*base))
@@ -149,7 +149,7 @@ impl Stream {
             .filter(|entry| !entry.is_deleted())
     }
 
-    /// The same from the end.
+    /// The entries between two ids, inclusive, in reverse order.
     pub fn range_back(&self, start: Id, end: Id) -> impl Iterator<Item = Entry<'_>> {
         self.blocks_of(start, end)
             .rev()
@@ -176,7 +176,7 @@ impl Stream {
             .find(|entry| entry.id == id && !entry.is_deleted())
     }
 
-    /// The lowest id of an entry; zeros if there is none.
+    /// The lowest id of an entry; zero if there are no entries.
     pub fn first_id(&self) -> Id {
         self.range(Id::MIN, Id::MAX).next().map_or(Id::MIN, |entry| entry.id)
     }
@@ -187,7 +187,7 @@ impl Stream {
         block.entries(*base).filter(|entry| !entry.is_deleted()).last().map(|entry| entry.id)
     }
 
-    /// Takes an entry away. Answers whether it was there.
+    /// Deletes an entry. Returns whether it existed.
     pub fn delete(&mut self, id: Id) -> bool {
         let Some(position) = self.get(id).map(|entry| entry.position()) else { return false };
         let Some((&base, block)) = self.blocks.range_mut(..=id).next_back() else { return false };
@@ -201,8 +201,8 @@ impl Stream {
         true
     }
 
-    /// Lets old entries go. `whole_blocks` stops where only a part of a block would go; `limit` is the most that may go
-    /// (0: any number). Gives how many went.
+    /// Trims old entries. `whole_blocks` (`~`) stops where only part of a block would be removed; `limit` is the
+    /// maximum number to remove (0 for no limit). Returns the number removed.
     pub fn trim(&mut self, keep: Keep, whole_blocks: bool, limit: u64) -> u64 {
         let mut gone = 0;
         while let Some(mut first) = self.blocks.first_entry() {
@@ -243,7 +243,7 @@ impl Stream {
         gone
     }
 
-    /// Whether something was deleted in the middle, from an id on.
+    /// True if an entry was deleted in the middle, at or after an id.
     pub fn has_gaps_from(&self, start: Id) -> bool {
         !self.is_empty()
             && self.max_deleted != Id::MIN
@@ -251,7 +251,7 @@ impl Stream {
             && start <= self.max_deleted
     }
 
-    /// How many entries were added up to an id, where that can be known.
+    /// Number of entries added up to an id, if it can be determined.
     pub fn count_up_to(&self, id: Id) -> Option<u64> {
         if self.added == 0 {
             return Some(0);
@@ -273,7 +273,7 @@ impl Stream {
         }
     }
 
-    /// How many entries a group has yet to read, where that can be known.
+    /// Entries a group has yet to read (lag), if it can be determined.
     pub fn lag(&self, group: &Group) -> Option<i64> {
         if self.added == 0 {
             return Some(0);
@@ -285,7 +285,8 @@ impl Stream {
         read.map(|read| self.added as i64 - read as i64)
     }
 
-    /// Takes in a block as it was, entry by entry; for payloads. The ids must be above all before. Answers whether they are.
+    /// Appends a block from a payload, entry by entry. The ids must be above all previous ones; returns false if they
+    /// are not.
     pub(crate) fn push_block(&mut self, base: Id, names: &[&[u8]], entries: &[RawEntry<'_>]) -> bool {
         let mut block = Block::new(names.iter().copied());
         let mut last = self
@@ -317,7 +318,7 @@ impl Stream {
     }
 }
 
-/// An entry that was read from a payload.
+/// An entry decoded from a payload.
 pub(crate) struct RawEntry<'a> {
     pub(crate) id: Id,
     pub(crate) is_deleted: bool,

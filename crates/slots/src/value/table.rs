@@ -1,20 +1,19 @@
-//! A hash table whose entries lie densely in one vector: the large form of hashes, sets and sorted sets.
+//! Hash table with entries stored densely in one vector: the large encoding of hashes, sets and sorted sets.
 //!
-//! A random entry is one index away, and a scan needs no state on the server: it walks the vector from
-//! its end to its start. Removing an entry moves the last one into the hole, which is always towards the
-//! part a scan has still to see, so an entry that is there during the whole scan is always shown. New
-//! entries come at the end, behind the scan.
+//! A random entry is one index away, and a scan needs no server state: it walks the vector from its end to its start.
+//! Removing an entry moves the last one into the hole, always towards the part a scan has yet to visit, so an entry
+//! that exists during the whole scan is always returned. New entries are appended, behind the scan.
 //!
 //! Invariant: `index` holds every position of `entries` exactly once.
 
 use hashbrown::{DefaultHashBuilder, HashTable};
 use std::hash::BuildHasher;
 
-/// An entry found by a byte string that is part of it.
+/// An entry with a byte-string key.
 pub trait Keyed {
-    /// What the entry is found by. It never changes while the entry is in a table.
+    /// The key. It never changes while the entry is in a table.
     fn key(&self) -> &[u8];
-    /// What the entry holds on the heap.
+    /// Heap memory of the entry.
     fn heap_size(&self) -> usize;
 }
 
@@ -28,13 +27,13 @@ impl Keyed for Box<[u8]> {
     }
 }
 
-/// Entries found by key and by position.
+/// A hash table with access by key and by position.
 #[derive(Clone, Debug)]
 pub struct Table<E> {
     entries: Vec<E>,
     index: HashTable<u32>,
     hasher: DefaultHashBuilder,
-    /// What the entries hold on the heap, so that asking for the size of a large value is cheap.
+    /// Total heap memory of the entries, cached so that memory accounting is O(1).
     heap: usize,
 }
 
@@ -45,7 +44,7 @@ impl<E> Default for Table<E> {
 }
 
 impl<E: Keyed> Table<E> {
-    /// An empty table with room for `count` entries.
+    /// An empty table with capacity for `count` entries.
     pub fn with_capacity(count: usize) -> Table<E> {
         Table {
             entries: Vec::with_capacity(count),
@@ -54,22 +53,22 @@ impl<E: Keyed> Table<E> {
         }
     }
 
-    /// How many entries there are.
+    /// Number of entries.
     pub fn len(&self) -> usize {
         self.entries.len()
     }
 
-    /// Whether there is no entry.
+    /// True if there are no entries.
     pub fn is_empty(&self) -> bool {
         self.entries.is_empty()
     }
 
-    /// All entries, in the order of their positions.
+    /// All entries by position.
     pub fn entries(&self) -> &[E] {
         &self.entries
     }
 
-    /// The bytes this table holds on the heap.
+    /// Heap memory in bytes.
     pub fn heap_size(&self) -> usize {
         self.heap + self.entries.capacity() * size_of::<E>() + self.index.capacity() * 5
     }
@@ -85,19 +84,19 @@ impl<E: Keyed> Table<E> {
         self.position(key).map(|at| &self.entries[at])
     }
 
-    /// Changes the entry at `position` without changing its key or its size.
+    /// The entry at `position`, for changes that affect neither its key nor its size.
     pub fn at_mut(&mut self, position: usize) -> &mut E {
         &mut self.entries[position]
     }
 
-    /// Puts another entry with the same key at `position`.
+    /// Replaces the entry at `position` by one with the same key.
     pub fn replace_at(&mut self, position: usize, entry: E) {
         debug_assert!(self.entries[position].key() == entry.key());
         self.heap = self.heap - self.entries[position].heap_size() + entry.heap_size();
         self.entries[position] = entry;
     }
 
-    /// Adds an entry whose key is not in the table; its position is the last.
+    /// Appends an entry whose key is not in the table.
     pub fn push(&mut self, entry: E) {
         let Table { entries, index, hasher, heap } = self;
         *heap += entry.heap_size();
@@ -107,7 +106,7 @@ impl<E: Keyed> Table<E> {
         index.insert_unique(hash, at, |&at| hasher.hash_one(entries[at as usize].key()));
     }
 
-    /// Removes the entry at `position`; the last entry takes its place.
+    /// Removes the entry at `position`; the last entry moves there.
     pub fn swap_remove(&mut self, position: usize) -> E {
         let Table { entries, index, hasher, heap } = self;
         let hash = hasher.hash_one(entries[position].key());
@@ -131,9 +130,9 @@ impl<E: Keyed> Table<E> {
     }
 }
 
-/// Which positions the next step of a scan shows, and the cursor for the step after it.
+/// The positions of the next scan step, and the cursor of the step after it.
 ///
-/// A cursor is the number of positions not yet shown; 0 both begins and ends a scan.
+/// A cursor is the number of positions not yet visited; 0 both starts and ends a scan.
 pub(crate) fn scan_step(len: usize, cursor: u64, count: usize) -> (std::ops::Range<usize>, u64) {
     let high = if cursor == 0 { len } else { usize::try_from(cursor).unwrap_or(usize::MAX).min(len) };
     let low = high.saturating_sub(count.max(1));
@@ -171,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn scan_shows_whatever_stays() {
+    fn scan_returns_stable_entries() {
         let mut random = fastrand::Rng::with_seed(5);
         let mut table = Table::<Box<[u8]>>::default();
         (0..1000u32).for_each(|n| table.push(n.to_string().into_bytes().into()));
@@ -183,7 +182,7 @@ mod tests {
                 break;
             }
             cursor = next;
-            // The odd ones come and go meanwhile.
+            // Odd entries are inserted and removed meanwhile.
             for _ in 0..5 {
                 let key = (random.u32(..500) * 2 + 1).to_string().into_bytes();
                 match table.position(&key) {

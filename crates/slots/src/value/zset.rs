@@ -1,8 +1,8 @@
-//! Sorted sets: members with scores, ordered by score and then by bytes.
+//! Sorted set type: members ordered by score, then by bytes.
 //!
-//! Small ones are packed pairs (member, eight bytes of score) in order; large ones are a table of members
-//! beside a tree of scores with ranks. Everything that asks for a part of a sorted set asks for ranks:
-//! bounds of scores or of members become ranks by [`Zset::rank_where`].
+//! Small sorted sets are packed pairs (member, eight bytes of score) in order; large ones are a table of members
+//! beside an order-statistic tree of scores. All range operations use ranks: score and lexicographic bounds are
+//! converted by [`Zset::rank_where`].
 //!
 //! Invariant: no score is NaN; the table and the tree hold the same members.
 
@@ -36,19 +36,19 @@ impl Members for Table<Scored> {
     }
 }
 
-/// The large form.
+/// The large encoding.
 #[derive(Clone, Debug, Default)]
 pub struct Large {
     table: Table<Scored>,
     ranks: Ranks,
 }
 
-/// Members ordered by score.
+/// A sorted set value.
 #[derive(Clone, Debug)]
 pub enum Zset {
-    /// Member, score, member, score … in order.
+    /// Packed: member, score, member, score … in order.
     Packed(Packed),
-    /// For many or long ones.
+    /// Table and tree, for many or long members.
     Large(Box<Large>),
 }
 
@@ -58,14 +58,14 @@ impl Default for Zset {
     }
 }
 
-/// What [`Zset::insert`] did.
+/// The outcome of [`Zset::insert`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Inserted {
-    /// The member is new.
+    /// The member was added.
     New,
-    /// The member has another score now.
+    /// The score was changed.
     Moved,
-    /// The member had this score.
+    /// The member already had this score.
     Same,
 }
 
@@ -75,7 +75,7 @@ impl Zset {
         Zset::default()
     }
 
-    /// How many members there are.
+    /// Number of members.
     pub fn len(&self) -> usize {
         match self {
             Zset::Packed(list) => list.len() / 2,
@@ -83,12 +83,12 @@ impl Zset {
         }
     }
 
-    /// Whether there is none.
+    /// True if the sorted set is empty.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// The name `OBJECT ENCODING` gives.
+    /// The encoding name of `OBJECT ENCODING`.
     pub fn encoding(&self) -> &'static str {
         match self {
             Zset::Packed(_) => "listpack",
@@ -96,7 +96,7 @@ impl Zset {
         }
     }
 
-    /// The bytes this value holds on the heap.
+    /// Heap memory in bytes.
     pub fn heap_size(&self) -> usize {
         match self {
             Zset::Packed(list) => list.heap_size(),
@@ -115,11 +115,11 @@ impl Zset {
         }
     }
 
-    /// Gives a member a score, which must not be NaN.
+    /// Sets the score of a member; it must not be NaN.
     pub fn insert(&mut self, member: &[u8], score: f64, limits: &Limits) -> Inserted {
         assert!(!score.is_nan(), "a score is a number");
         if let Zset::Packed(list) = self {
-            let (found, mut place) = look(list, member, score);
+            let (found, mut place) = locate(list, member, score);
             if let Some((pos, old)) = found {
                 if old == score {
                     return Inserted::Same;
@@ -139,7 +139,7 @@ impl Zset {
         self.large().insert(member, score)
     }
 
-    /// Removes a member; true when it was there.
+    /// Removes a member; returns true if it existed.
     pub fn remove(&mut self, member: &[u8]) -> bool {
         match self {
             Zset::Packed(list) => match list.find(member, 2) {
@@ -159,7 +159,7 @@ impl Zset {
         }
     }
 
-    /// Removes the members of these ranks.
+    /// Removes the members of a rank range.
     pub fn remove_range(&mut self, low: usize, high: usize) {
         match self {
             Zset::Packed(list) => {
@@ -180,7 +180,7 @@ impl Zset {
         }
     }
 
-    /// How many members are before this one.
+    /// Rank of a member.
     pub fn rank(&self, member: &[u8]) -> Option<usize> {
         match self {
             Zset::Packed(list) => list.find(member, 2).map(|(index, _)| index),
@@ -191,7 +191,7 @@ impl Zset {
         }
     }
 
-    /// How many members satisfy `before`, which must hold for the first ones in order and no others.
+    /// Number of members that satisfy `before`, which must hold for a prefix of them.
     pub fn rank_where(&self, before: impl Fn(f64, &[u8]) -> bool) -> usize {
         match self {
             Zset::Packed(_) => {
@@ -203,7 +203,7 @@ impl Zset {
         }
     }
 
-    /// The members of these ranks (`high` is not among them) with their scores, from either end.
+    /// The members of a rank range (`high` excluded) with their scores, from either end.
     pub fn range(&self, low: usize, high: usize) -> Range<'_> {
         match self {
             Zset::Packed(list) => {
@@ -222,7 +222,7 @@ impl Zset {
         self.range(0, usize::MAX)
     }
 
-    /// A member by position, for random picks: any order, every member once.
+    /// A member by position, for random selection: arbitrary order, each member once.
     pub fn at(&self, index: usize) -> Option<(&[u8], f64)> {
         match self {
             Zset::Packed(_) => self.range(index, index + 1).next(),
@@ -232,16 +232,16 @@ impl Zset {
         }
     }
 
-    /// One step of a scan: small sets are shown at once.
-    pub fn scan(&self, cursor: u64, count: usize, mut show: impl FnMut(&[u8], f64)) -> u64 {
+    /// One ZSCAN step: a packed sorted set is returned in full.
+    pub fn scan(&self, cursor: u64, count: usize, mut visit: impl FnMut(&[u8], f64)) -> u64 {
         match self {
             Zset::Packed(_) => {
-                self.iter().for_each(|(member, score)| show(member, score));
+                self.iter().for_each(|(member, score)| visit(member, score));
                 0
             }
             Zset::Large(large) => {
                 let (range, next) = table::scan_step(large.table.len(), cursor, count);
-                large.table.entries()[range].iter().for_each(|entry| show(&entry.member, entry.score));
+                large.table.entries()[range].iter().for_each(|entry| visit(&entry.member, entry.score));
                 next
             }
         }
@@ -288,7 +288,8 @@ impl Large {
         ranks.remove(entry.score, &entry.member, &*table);
         let last = table.len() - 1;
         if at != last {
-            // The table is about to move its last entry here. The tree must know before: it compares through ids.
+            // The table is about to move its last entry here. The tree must be updated first: it compares through
+            // ids.
             let moved = &table.entries()[last];
             ranks.relabel(moved.score, &moved.member, at as u32, &*table);
         }
@@ -296,7 +297,7 @@ impl Large {
     }
 }
 
-/// Members with their scores, by rank.
+/// Iterator over members with their scores, by rank.
 #[derive(Clone, Debug)]
 pub struct Range<'a>(Ranged<'a>);
 
@@ -364,8 +365,8 @@ fn score_of(bytes: &[u8]) -> f64 {
     bytes.try_into().map_or(0.0, f64::from_le_bytes)
 }
 
-/// Where a member is with which score, and where it has to be with this one: both in one walk.
-fn look(list: &Packed, member: &[u8], score: f64) -> (Option<(Pos, f64)>, Pos) {
+/// Current position and score of a member, and its position with the new score: both in one pass.
+fn locate(list: &Packed, member: &[u8], score: f64) -> (Option<(Pos, f64)>, Pos) {
     let (mut pos, mut found, mut place) = (0, None, None);
     while pos < list.end() {
         let (other, next) = list.entry(pos);
@@ -423,7 +424,7 @@ mod tests {
     }
 
     #[test]
-    fn behaves_as_a_sorted_map_in_both_forms() {
+    fn sorted_set_matches_model_in_both_encodings() {
         for (seed, entries, members, scores) in
             [(1, 128, 100, 20), (2, 10, 300, 20), (3, 0, 5000, 20), (4, 0, 5000, 1), (5, 0, 3000, 100_000)]
         {
@@ -460,7 +461,7 @@ mod tests {
     }
 
     #[test]
-    fn scan_and_at_show_every_member() {
+    fn scan_and_at_return_every_member() {
         let limits = Limits::default();
         let mut set = Zset::new();
         (0..500).for_each(|n: i32| {

@@ -1,4 +1,4 @@
-//! CLIENT TRACKING, CLIENT CACHING and CLIENT TRACKINGINFO: which changes a client wants to hear of.
+//! CLIENT TRACKING, CLIENT CACHING and CLIENT TRACKINGINFO: client-side caching.
 
 use std::sync::Arc;
 
@@ -8,17 +8,17 @@ use super::on_off;
 use crate::ctx::Ctx;
 use crate::error::{Done, Error};
 use crate::shared::lock;
-use crate::tracking::{Reached, Wish};
+use crate::tracking::{PushTarget, TrackingOptions};
 
 pub(super) fn tracking(ctx: &mut Ctx<'_>) -> Done {
-    let mut wish = Wish::default();
+    let mut options = TrackingOptions::default();
     let mut at = 3;
     while at < ctx.argc() {
         let has_more = at + 1 < ctx.argc();
         match ctx.arg(at).to_ascii_uppercase().as_slice() {
             b"REDIRECT" if has_more => {
                 at += 1;
-                if wish.redirect.is_some() {
+                if options.redirect.is_some() {
                     return Err(Error::err("A client can only redirect to a single other client"));
                 }
                 let id = ctx.int(at).ok().and_then(|id| u64::try_from(id).ok());
@@ -26,83 +26,84 @@ pub(super) fn tracking(ctx: &mut Ctx<'_>) -> Done {
                 if !ctx.shared.clients().contains_key(&id) {
                     return Err(Error::err("The client ID you want redirect to does not exist"));
                 }
-                wish.redirect = Some(id);
+                options.redirect = Some(id);
             }
             b"PREFIX" if has_more => {
                 at += 1;
-                wish.prefixes.insert(ctx.arg(at).into());
+                options.prefixes.insert(ctx.arg(at).into());
             }
-            b"BCAST" => wish.broadcast = true,
-            b"OPTIN" => wish.opt_in = true,
-            b"OPTOUT" => wish.opt_out = true,
-            b"NOLOOP" => wish.no_loop = true,
+            b"BCAST" => options.broadcast = true,
+            b"OPTIN" => options.opt_in = true,
+            b"OPTOUT" => options.opt_out = true,
+            b"NOLOOP" => options.no_loop = true,
             _ => return Err(Error::SYNTAX),
         }
         at += 1;
     }
     if on_off(ctx, 2)? {
-        begin(ctx, wish)?;
+        enable(ctx, options)?;
     } else {
-        ctx.shared.tracking.end(ctx.session.id);
+        ctx.shared.tracking.disable(ctx.session.id);
         ctx.session.tracking = None;
     }
     let (redirect, broadcasts) =
-        (super::redirect(ctx), ctx.session.tracking.as_ref().is_some_and(|wish| wish.broadcast));
+        (super::redirect(ctx), ctx.session.tracking.as_ref().is_some_and(|options| options.broadcast));
     let mut about = lock(&ctx.session.about);
     (about.redirect, about.broadcasts) = (redirect, broadcasts);
     drop(about);
     crate::ctx::ok(ctx)
 }
 
-fn begin(ctx: &mut Ctx<'_>, mut wish: Wish) -> Done {
-    if !wish.broadcast && !wish.prefixes.is_empty() {
+fn enable(ctx: &mut Ctx<'_>, mut options: TrackingOptions) -> Done {
+    if !options.broadcast && !options.prefixes.is_empty() {
         return Err(Error::err("PREFIX option requires BCAST mode to be enabled"));
     }
     if let Some(before) = &ctx.session.tracking {
-        if before.broadcast != wish.broadcast {
+        if before.broadcast != options.broadcast {
             return Err(Error::err(
                 "You can't switch BCAST mode on/off before disabling tracking for this client, and then re-enabling it with a different mode.",
             ));
         }
-        if before.opt_in && wish.opt_out || before.opt_out && wish.opt_in {
+        if before.opt_in && options.opt_out || before.opt_out && options.opt_in {
             return Err(Error::err(
                 "You can't switch OPTIN/OPTOUT mode before disabling tracking for this client, and then re-enabling it with a different mode.",
             ));
         }
     }
-    if wish.broadcast && (wish.opt_in || wish.opt_out) {
+    if options.broadcast && (options.opt_in || options.opt_out) {
         return Err(Error::err("OPTIN and OPTOUT are not compatible with BCAST"));
     }
-    if wish.opt_in && wish.opt_out {
+    if options.opt_in && options.opt_out {
         return Err(Error::err("You can't specify both OPTIN mode and OPTOUT mode"));
     }
-    check_prefixes(ctx, &wish)?;
+    check_prefixes(ctx, &options)?;
     if let Some(before) = &ctx.session.tracking {
-        wish.prefixes.extend(before.prefixes.iter().cloned());
+        options.prefixes.extend(before.prefixes.iter().cloned());
     }
     let session = &*ctx.session;
     let own_shard = session.shard.as_ref().map(|shard| shard.index);
-    let own = Reached { mailbox: Arc::clone(&session.mailbox), protocol: session.protocol, shard: own_shard };
-    let target = wish.redirect.and_then(|id| ctx.shared.clients().get(&id).cloned());
-    let told = target.map(|client| {
+    let own =
+        PushTarget { mailbox: Arc::clone(&session.mailbox), protocol: session.protocol, shard: own_shard };
+    let target = options.redirect.and_then(|id| ctx.shared.clients().get(&id).cloned());
+    let redirect_target = target.map(|client| {
         let about = lock(&client.about);
         let protocol = if about.protocol == 3 { Protocol::Resp3 } else { Protocol::Resp2 };
-        // Whoever came to another door waits for the commits of another shard.
+        // A client connected to another port waits for the commits of another shard.
         let shard = own_shard.filter(|_| about.local == session.local);
         drop(about);
-        Reached { mailbox: client.mailbox, protocol, shard }
+        PushTarget { mailbox: client.mailbox, protocol, shard }
     });
-    ctx.shared.tracking.begin(session.id, wish.clone(), own, told);
-    ctx.session.tracking = Some(Arc::new(wish));
-    ctx.events.tracked = true;
+    ctx.shared.tracking.enable(session.id, options.clone(), own, redirect_target);
+    ctx.session.tracking = Some(Arc::new(options));
+    ctx.events.tracking_enabled = true;
     Ok(())
 }
 
-/// No prefix may be one of another: each key is told once.
-fn check_prefixes(ctx: &Ctx<'_>, wish: &Wish) -> Done {
+/// Rejects overlapping prefixes: each key is invalidated once.
+fn check_prefixes(ctx: &Ctx<'_>, options: &TrackingOptions) -> Done {
     let before = ctx.session.tracking.as_ref().map(|before| before.prefixes.clone()).unwrap_or_default();
-    for (at, prefix) in wish.prefixes.iter().enumerate() {
-        let others = wish.prefixes.iter().skip(at + 1);
+    for (at, prefix) in options.prefixes.iter().enumerate() {
+        let others = options.prefixes.iter().skip(at + 1);
         let known = before.iter().filter(|known| *known != prefix);
         let overlaps = |other: &&[u8]| other.starts_with(prefix) || prefix.starts_with(other);
         if let Some(other) = known.chain(others).map(|other| &**other).find(overlaps) {
@@ -116,14 +117,15 @@ fn check_prefixes(ctx: &Ctx<'_>, wish: &Wish) -> Done {
 }
 
 pub(super) fn caching(ctx: &mut Ctx<'_>) -> Done {
-    let Some(wish) = ctx.session.tracking.clone().filter(|wish| wish.opt_in || wish.opt_out) else {
+    let Some(options) = ctx.session.tracking.clone().filter(|options| options.opt_in || options.opt_out)
+    else {
         return Err(Error::err(
             "CLIENT CACHING can be called only when the client is in tracking mode with OPTIN or OPTOUT mode enabled",
         ));
     };
     ctx.session.caching = Some(match ctx.arg(2).to_ascii_lowercase().as_slice() {
-        b"yes" if wish.opt_in => true,
-        b"no" if wish.opt_out => false,
+        b"yes" if options.opt_in => true,
+        b"no" if options.opt_out => false,
         b"yes" => {
             return Err(Error::err(
                 "CLIENT CACHING YES is only valid when tracking is enabled in OPTIN mode.",
@@ -140,19 +142,19 @@ pub(super) fn caching(ctx: &mut Ctx<'_>) -> Done {
 }
 
 pub(super) fn info(ctx: &mut Ctx<'_>) -> Done {
-    let wish = ctx.session.tracking.clone();
-    let mut flags = vec![if wish.is_some() { "on" } else { "off" }];
-    if let Some(wish) = &wish {
-        let is_broken = ctx.shared.tracking.is_broken(ctx.session.id);
+    let options = ctx.session.tracking.clone();
+    let mut flags = vec![if options.is_some() { "on" } else { "off" }];
+    if let Some(options) = &options {
+        let is_redirect_broken = ctx.shared.tracking.is_redirect_broken(ctx.session.id);
         let caching = ctx.session.caching;
         let all = [
-            (wish.broadcast, "bcast"),
-            (wish.opt_in, "optin"),
-            (wish.opt_in && caching == Some(true), "caching-yes"),
-            (wish.opt_out, "optout"),
-            (wish.opt_out && caching == Some(false), "caching-no"),
-            (wish.no_loop, "noloop"),
-            (is_broken, "broken_redirect"),
+            (options.broadcast, "bcast"),
+            (options.opt_in, "optin"),
+            (options.opt_in && caching == Some(true), "caching-yes"),
+            (options.opt_out, "optout"),
+            (options.opt_out && caching == Some(false), "caching-no"),
+            (options.no_loop, "noloop"),
+            (is_redirect_broken, "broken_redirect"),
         ];
         flags.extend(all.into_iter().filter_map(|(is_on, name)| is_on.then_some(name)));
     }
@@ -163,7 +165,7 @@ pub(super) fn info(ctx: &mut Ctx<'_>) -> Done {
     ctx.out.bulk(b"redirect");
     ctx.out.integer(super::redirect(ctx));
     ctx.out.bulk(b"prefixes");
-    let prefixes = wish.map(|wish| wish.prefixes.clone()).unwrap_or_default();
+    let prefixes = options.map(|options| options.prefixes.clone()).unwrap_or_default();
     ctx.out.array(prefixes.len());
     prefixes.iter().for_each(|prefix| ctx.out.bulk(prefix));
     Ok(())

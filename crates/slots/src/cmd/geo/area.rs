@@ -1,13 +1,13 @@
-//! Points on the globe as numbers whose order keeps neighbours together, and the squares that cover a search.
+//! Geohash encoding and the cells that cover a search area.
 //!
-//! A position is two numbers of `step` bits, longitude and latitude as fractions of their ranges, with their bits
-//! interleaved: a prefix is a square. A search looks at the square of its centre and the eight around it, at the step at
-//! which those are sure to cover it, and then at every point in them. The order of the squares is Redis's, because an
-//! answer without a wanted order shows it.
+//! A position is two numbers of `step` bits, longitude and latitude as fractions of their ranges, with interleaved
+//! bits: a prefix is a cell. A search covers the cell of its centre and its eight neighbours, at a step at which they
+//! are certain to cover the area, and then checks every point in them. The order of the cells is that of Redis,
+//! because a reply without a requested order exposes it.
 
 use std::f64::consts::PI;
 
-/// Bits of longitude and of latitude that a score holds: 52 together, which a double keeps exactly.
+/// Bits of longitude and of latitude in a score: 52 together, which a double represents exactly.
 const MAX_STEP: u32 = 26;
 const LONGITUDES: (f64, f64) = (-180.0, 180.0);
 const LATITUDES: (f64, f64) = (-85.05112878, 85.05112878);
@@ -15,14 +15,14 @@ const EARTH_RADIUS_M: f64 = 6_372_797.560856;
 const MERCATOR_MAX_M: f64 = 20_037_726.37;
 const RADIANS: f64 = PI / 180.0;
 
-/// A position.
+/// A position on the globe.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Point {
     pub(super) longitude: f64,
     pub(super) latitude: f64,
 }
 
-/// What is searched around a point, in metres.
+/// The search area around a point, in metres.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Shape {
     Circle { radius: f64 },
@@ -30,38 +30,38 @@ pub(super) enum Shape {
 }
 
 impl Point {
-    /// Whether it can be kept.
+    /// True if the position is within the supported range.
     pub(super) fn is_valid(self) -> bool {
         (LONGITUDES.0..=LONGITUDES.1).contains(&self.longitude)
             && (LATITUDES.0..=LATITUDES.1).contains(&self.latitude)
     }
 
-    /// The score of a member at this place.
+    /// The sorted set score of the position.
     pub(super) fn score(self) -> u64 {
-        Square::around(self, MAX_STEP).bits
+        Cell::around(self, MAX_STEP).bits
     }
 
-    /// The place that a score stands for: the middle of its square.
+    /// The position represented by a score: the centre of its cell.
     pub(super) fn of_score(score: f64) -> Point {
-        let square = Square { bits: score as u64, step: MAX_STEP };
-        let area = square.area();
+        let cell = Cell { bits: score as u64, step: MAX_STEP };
+        let area = cell.area();
         let middle =
             |(low, high): (f64, f64), range: (f64, f64)| ((low + high) / 2.0).clamp(range.0, range.1);
         Point { longitude: middle(area.longitudes, LONGITUDES), latitude: middle(area.latitudes, LATITUDES) }
     }
 
-    /// The eleven letters that the rest of the world uses, with latitudes up to the poles.
+    /// The standard 11-character geohash, with latitudes up to the poles.
     pub(super) fn geohash(self) -> [u8; 11] {
         const LETTERS: &[u8; 32] = b"0123456789bcdefghjkmnpqrstuvwxyz";
         let bits = encode(self, LONGITUDES, (-90.0, 90.0), MAX_STEP);
         std::array::from_fn(|at| {
-            // 52 bits are ten letters and a bit: the last letter says nothing.
+            // 52 bits are ten characters and two bits: the last character is constant.
             let index = if at == 10 { 0 } else { bits >> (52 - (at + 1) * 5) & 0x1f };
             LETTERS[index as usize]
         })
     }
 
-    /// Metres between two points on the sphere.
+    /// Great-circle distance in metres.
     pub(super) fn distance(self, other: Point) -> f64 {
         let v = ((other.longitude * RADIANS - self.longitude * RADIANS) / 2.0).sin();
         if v == 0.0 {
@@ -79,7 +79,7 @@ fn latitude_distance(one: f64, other: f64) -> f64 {
 }
 
 impl Shape {
-    /// The distance of a point from the centre, if it is inside.
+    /// The distance of a point from the centre, if it is inside the area.
     pub(super) fn distance_inside(self, centre: Point, point: Point) -> Option<f64> {
         match self {
             Shape::Circle { radius } => Some(centre.distance(point)).filter(|distance| *distance <= radius),
@@ -96,7 +96,7 @@ impl Shape {
         }
     }
 
-    /// How far the farthest point inside can be.
+    /// The greatest distance of a point inside the area.
     fn reach(self) -> f64 {
         match self {
             Shape::Circle { radius } => radius,
@@ -107,7 +107,7 @@ impl Shape {
         }
     }
 
-    /// Longitudes and latitudes between which everything inside lies.
+    /// Bounding box of the area.
     fn bounds(self, centre: Point) -> Area {
         let (across, up) = match self {
             Shape::Circle { radius } => (radius, radius),
@@ -124,21 +124,21 @@ impl Shape {
     }
 }
 
-/// A part of the globe, in degrees.
+/// A bounding box in degrees.
 #[derive(Clone, Copy, Debug)]
 struct Area {
     longitudes: (f64, f64),
     latitudes: (f64, f64),
 }
 
-/// A square: the first `2 * step` bits that its points share.
+/// A geohash cell: the first `2 * step` bits that its points share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Square {
+struct Cell {
     bits: u64,
     step: u32,
 }
 
-/// Puts a zero between any two of 32 bits.
+/// Inserts a zero bit after each of 32 bits.
 fn spread(bits: u32) -> u64 {
     let mut x = u64::from(bits);
     x = (x | x << 16) & 0x0000_ffff_0000_ffff;
@@ -148,7 +148,7 @@ fn spread(bits: u32) -> u64 {
     (x | x << 1) & 0x5555_5555_5555_5555
 }
 
-/// The inverse: every second bit.
+/// The inverse of [`spread`]: every second bit.
 fn gather(bits: u64) -> u32 {
     let mut x = bits & 0x5555_5555_5555_5555;
     x = (x | x >> 1) & 0x3333_3333_3333_3333;
@@ -164,9 +164,9 @@ fn encode(point: Point, longitudes: (f64, f64), latitudes: (f64, f64), step: u32
     spread(part(point.latitude, latitudes)) | spread(part(point.longitude, longitudes)) << 1
 }
 
-impl Square {
-    fn around(point: Point, step: u32) -> Square {
-        Square { bits: encode(point, LONGITUDES, LATITUDES, step), step }
+impl Cell {
+    fn around(point: Point, step: u32) -> Cell {
+        Cell { bits: encode(point, LONGITUDES, LATITUDES, step), step }
     }
 
     fn area(self) -> Area {
@@ -181,26 +181,26 @@ impl Square {
         }
     }
 
-    /// The square so many to the east and to the north, around the globe if need be.
+    /// The cell at an offset to the east and north, wrapping around the globe.
     ///
-    /// A coordinate that does not move keeps its bits: longitude 180 and the greatest latitude lie one square past the last
+    /// An unchanged coordinate keeps its bits: longitude 180 and the greatest latitude lie one cell past the last
     /// one, and members there have such scores.
-    fn moved(self, east: i32, north: i32) -> Square {
+    fn moved(self, east: i32, north: i32) -> Cell {
         let mask = ((1u64 << self.step) - 1) as u32;
         let moved = |at: u32, by: i32| if by == 0 { at } else { at.wrapping_add_signed(by) & mask };
         let longitude = moved(gather(self.bits >> 1), east);
         let latitude = moved(gather(self.bits), north);
-        Square { bits: spread(latitude) | spread(longitude) << 1, ..self }
+        Cell { bits: spread(latitude) | spread(longitude) << 1, ..self }
     }
 
-    /// Scores of points in it: from the first, below the second.
+    /// The score range of points in the cell: from the first, below the second.
     fn scores(self) -> (f64, f64) {
         let shift = 52 - 2 * self.step;
         ((self.bits << shift) as f64, ((self.bits + 1) << shift) as f64)
     }
 }
 
-/// How fine squares may be that still cover so many metres.
+/// The largest step whose cells still cover a radius in metres.
 fn step_for(reach: f64, latitude: f64) -> u32 {
     if reach == 0.0 {
         return MAX_STEP;
@@ -212,7 +212,7 @@ fn step_for(reach: f64, latitude: f64) -> u32 {
         step += 1;
     }
     step -= 2;
-    // Squares are narrower towards the poles.
+    // Cells are narrower towards the poles.
     if latitude.abs() > 66.0 {
         step -= 1;
         if latitude.abs() > 80.0 {
@@ -222,22 +222,22 @@ fn step_for(reach: f64, latitude: f64) -> u32 {
     step.clamp(1, MAX_STEP as i32) as u32
 }
 
-/// Ranges of scores that have every point of a shape in them, each once.
+/// Score ranges that together contain every point of an area, each once.
 pub(super) fn covering(centre: Point, shape: Shape) -> Vec<(f64, f64)> {
     let bounds = shape.bounds(centre);
-    let mut square = Square::around(centre, step_for(shape.reach(), centre.latitude));
-    let falls_short = |square: Square| {
-        square.moved(0, 1).area().latitudes.1 < bounds.latitudes.1
-            || square.moved(0, -1).area().latitudes.0 > bounds.latitudes.0
-            || square.moved(1, 0).area().longitudes.1 < bounds.longitudes.1
-            || square.moved(-1, 0).area().longitudes.0 > bounds.longitudes.0
+    let mut cell = Cell::around(centre, step_for(shape.reach(), centre.latitude));
+    let falls_short = |cell: Cell| {
+        cell.moved(0, 1).area().latitudes.1 < bounds.latitudes.1
+            || cell.moved(0, -1).area().latitudes.0 > bounds.latitudes.0
+            || cell.moved(1, 0).area().longitudes.1 < bounds.longitudes.1
+            || cell.moved(-1, 0).area().longitudes.0 > bounds.longitudes.0
     };
-    if square.step > 1 && falls_short(square) {
-        square = Square::around(centre, square.step - 1);
+    if cell.step > 1 && falls_short(cell) {
+        cell = Cell::around(centre, cell.step - 1);
     }
-    let area = square.area();
+    let area = cell.area();
     let is_needed = |east: i32, north: i32| {
-        square.step < 2
+        cell.step < 2
             || !(north < 0 && area.latitudes.0 < bounds.latitudes.0
                 || north > 0 && area.latitudes.1 > bounds.latitudes.1
                 || east < 0 && area.longitudes.0 < bounds.longitudes.0
@@ -245,15 +245,15 @@ pub(super) fn covering(centre: Point, shape: Shape) -> Vec<(f64, f64)> {
     };
     const AROUND: [(i32, i32); 9] =
         [(0, 0), (0, 1), (0, -1), (1, 0), (-1, 0), (1, 1), (-1, 1), (1, -1), (-1, -1)];
-    let mut squares: Vec<Square> = Vec::with_capacity(9);
+    let mut cells: Vec<Cell> = Vec::with_capacity(9);
     for (east, north) in AROUND.into_iter().filter(|(east, north)| is_needed(*east, *north)) {
-        let next = square.moved(east, north);
-        // With huge squares, neighbours in two directions can be the same.
-        if !squares.contains(&next) {
-            squares.push(next);
+        let next = cell.moved(east, north);
+        // With very large cells, neighbours in two directions can be the same cell.
+        if !cells.contains(&next) {
+            cells.push(next);
         }
     }
-    squares.into_iter().map(Square::scores).collect()
+    cells.into_iter().map(Cell::scores).collect()
 }
 
 #[cfg(test)]
@@ -261,7 +261,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn points_survive_their_score() {
+    fn geohash_score_round_trip() {
         for (longitude, latitude) in [(13.361389, 38.115556), (-179.9, -85.0), (180.0, 85.0), (0.0, 0.0)] {
             let point = Point { longitude, latitude };
             let again = Point::of_score(point.score() as f64);
@@ -273,14 +273,14 @@ mod tests {
     }
 
     #[test]
-    fn a_covering_has_every_point_inside_once() {
+    fn covering_cells_contain_every_point_once() {
         let mut random = fastrand::Rng::with_seed(5);
         for _ in 0..2_000 {
             let mut place =
                 || Point { longitude: random.f64() * 360.0 - 180.0, latitude: random.f64() * 170.0 - 85.0 };
             let (centre, near) = (place(), place());
             let distance = centre.distance(near);
-            // Around the date line Redis, and so this, sees one side only.
+            // Near the date line Redis searches one side only, and so does this.
             if (centre.longitude - near.longitude).abs() > 170.0 || distance > 3_000_000.0 {
                 continue;
             }

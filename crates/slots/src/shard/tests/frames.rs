@@ -1,4 +1,4 @@
-//! What one turn did as frames of the journal: larger than a frame, larger than the limit, behind a busy log.
+//! Frames of one turn: a batch larger than a frame, a batch larger than the limit, a busy log.
 
 use std::sync::atomic::AtomicUsize;
 
@@ -13,17 +13,17 @@ use crate::cluster;
 use crate::effects::{self, FrameLimits};
 use crate::log::{self, LocalLog, LogError};
 
-/// A log that takes a number of frames and is busy then.
-struct Busy {
+/// A log that accepts a number of frames and is busy afterwards.
+struct BusyLog {
     log: LocalLog,
     takes: AtomicUsize,
 }
 
-impl ShardLog for Busy {
+impl ShardLog for BusyLog {
     fn append(&self, base: i64, epoch: i32, time_ms: i64, payload: &[u8]) -> Result<(), LogError> {
         let takes = self.takes.load(Ordering::Relaxed);
         if takes == 0 {
-            return Err(LogError::Later);
+            return Err(LogError::Busy);
         }
         self.takes.store(takes - 1, Ordering::Relaxed);
         self.log.append(base, epoch, time_ms, payload)
@@ -33,7 +33,7 @@ impl ShardLog for Busy {
         self.log.journal()
     }
 
-    fn leads(&self) -> Option<i32> {
+    fn leader_epoch(&self) -> Option<i32> {
         Some(1)
     }
 
@@ -42,18 +42,19 @@ impl ShardLog for Busy {
     }
 }
 
-pub(crate) struct Bed {
+/// A primary on a simulated disk.
+pub(crate) struct Fixture {
     pub(crate) shared: Arc<Shared>,
     pub(super) clock: Arc<ManualClock>,
     pub(crate) shard: Arc<Shard>,
-    log: Arc<Busy>,
+    log: Arc<BusyLog>,
     pub(super) session: Session,
     _store: Store,
 }
 
 const LIMITS: FrameLimits = FrameLimits { frame: 200, batch: 5_000, queue: 2_000 };
 
-impl Bed {
+impl Fixture {
     pub(crate) fn new() -> Self {
         let clock = Arc::new(ManualClock::at(1_000_000));
         let options = StoreOptions { min_free_bytes: 0, ..StoreOptions::default() };
@@ -68,20 +69,20 @@ impl Bed {
             tag: 0,
         };
         let journal = store.journal(JournalId { incarnation: 1, part: 0 }, options).unwrap();
-        let log = Arc::new(Busy { log: LocalLog::new(journal), takes: AtomicUsize::new(usize::MAX) });
+        let log = Arc::new(BusyLog { log: LocalLog::new(journal), takes: AtomicUsize::new(usize::MAX) });
         let shard = Shard::new(0, "0".repeat(40), log.clone(), 1, None);
         shard.set_frame_limits(LIMITS);
         shard.set_role(Role::Primary);
         shard.lock().epoch = 1;
         let shared = Arc::new(Shared::new(clock.clone()));
-        shared.view.store(Arc::new(cluster::alone("0".repeat(40), "host".to_owned(), 1)));
-        let mut session = Session::nobody();
+        shared.view.store(Arc::new(cluster::standalone("0".repeat(40), "host".to_owned(), 1)));
+        let mut session = Session::internal();
         session.authenticated = true;
         session.shard = Some(Arc::clone(&shard));
         Self { shared, clock, shard, log, session, _store: store }
     }
 
-    /// Runs commands in one turn: answers and their gates.
+    /// Executes commands in one turn: replies and their commit gates.
     pub(crate) fn turn(&mut self, commands: &[&[&str]]) -> Vec<(String, i64)> {
         let mut turn = self.shard.turn(&self.shared).unwrap();
         let mut answers = Vec::new();
@@ -103,12 +104,12 @@ impl Bed {
         }
     }
 
-    /// What a replica has after these frames, and after the primary that wrote them is gone.
+    /// The state of a replica after these frames, when the primary that wrote them has failed.
     fn replayed(&self, frames: &[(i64, bytes::Bytes)]) -> State {
         let mut state = State::empty();
         for (_, payload) in frames {
             let frame = effects::parse(payload).unwrap();
-            state.replay_frame(&self.shared, &mut Session::nobody(), frame).unwrap();
+            state.replay_frame(&self.shared, &mut Session::internal(), frame).unwrap();
         }
         state.groups.discard();
         state
@@ -127,9 +128,9 @@ fn keys(state: &State) -> Vec<(String, usize)> {
 
 #[test]
 fn a_transaction_larger_than_a_frame_is_replayed_whole_or_not_at_all() {
-    let mut bed = Bed::new();
+    let mut fixture = Fixture::new();
     let value = "v".repeat(150);
-    let answers = bed.turn(&[
+    let answers = fixture.turn(&[
         &["SET", "{a}before", "1"],
         &["MULTI"],
         &["SET", "{a}1", &value],
@@ -140,15 +141,15 @@ fn a_transaction_larger_than_a_frame_is_replayed_whole_or_not_at_all() {
         &["SET", "{a}after", "1"],
     ]);
     let gates: Vec<i64> = answers.iter().map(|(_, gate)| *gate).collect();
-    let frames = bed.frames();
+    let frames = fixture.frames();
     let end = frames.len() as i64;
     assert_eq!(gates[0], 1, "its own frame");
-    assert!(end > 4, "a group of several pieces");
-    assert_eq!(gates[5], end - 1, "the answer waits for the last piece");
+    assert!(end > 4, "a group of several frames");
+    assert_eq!(gates[5], end - 1, "the reply waits for the last frame of the group");
     assert_eq!(gates[6], end - 1, "and so does everything that the group may have changed");
     assert_eq!(gates[7], end);
     for cut in 0..=frames.len() {
-        let state = bed.replayed(&frames[..cut]);
+        let state = fixture.replayed(&frames[..cut]);
         let mut wanted = Vec::new();
         if cut > 0 {
             wanted.push(("{a}before".to_owned(), 1));
@@ -166,78 +167,78 @@ fn a_transaction_larger_than_a_frame_is_replayed_whole_or_not_at_all() {
 
 #[test]
 fn a_value_on_either_side_of_the_frame_limit_is_read_back() {
-    let mut bed = Bed::new();
+    let mut fixture = Fixture::new();
     for size in 150..=450 {
-        let before = bed.log.journal().end() as usize;
-        let answers = bed.turn(&[&["SET", "k", &"v".repeat(size)]]);
-        assert_eq!(answers[0], ("+OK\r\n".to_owned(), bed.log.journal().end()));
-        let frames = bed.frames().split_off(before);
+        let before = fixture.log.journal().end() as usize;
+        let answers = fixture.turn(&[&["SET", "k", &"v".repeat(size)]]);
+        assert_eq!(answers[0], ("+OK\r\n".to_owned(), fixture.log.journal().end()));
+        let frames = fixture.frames().split_off(before);
         assert!(frames.iter().all(|(_, payload)| payload.len() <= LIMITS.frame + 5), "{size}");
-        assert_eq!(keys(&bed.replayed(&frames)), [("k".to_owned(), size)]);
-        assert!(frames.len() == 1 || keys(&bed.replayed(&frames[..frames.len() - 1])).is_empty());
+        assert_eq!(keys(&fixture.replayed(&frames)), [("k".to_owned(), size)]);
+        assert!(frames.len() == 1 || keys(&fixture.replayed(&frames[..frames.len() - 1])).is_empty());
     }
 }
 
 #[test]
 fn the_call_that_exceeds_the_batch_limit_fails_and_nothing_of_it_is_recorded() {
-    let mut bed = Bed::new();
+    let mut fixture = Fixture::new();
     let script = "for n = 1, 9 do redis.call('SET', KEYS[1] .. n, string.rep('v', 1000)) end";
-    let answers = bed.turn(&[&["EVAL", script, "1", "{a}"]]);
+    let answers = fixture.turn(&[&["EVAL", script, "1", "{a}"]]);
     assert!(answers[0].0.contains("exceed 5000 bytes"), "{answers:?}");
-    assert_eq!(answers[0].1, bed.log.journal().end(), "what it did before is durable before it hears so");
+    assert_eq!(answers[0].1, fixture.log.journal().end(), "the error reply waits for the effects before it");
     let fill = "return redis.call('SET', KEYS[1], string.rep('v', 3000))";
     let answers =
-        bed.turn(&[&["MULTI"], &["EVAL", fill, "1", "{b}1"], &["EVAL", fill, "1", "{b}2"], &["EXEC"]]);
+        fixture.turn(&[&["MULTI"], &["EVAL", fill, "1", "{b}1"], &["EVAL", fill, "1", "{b}2"], &["EXEC"]]);
     assert!(answers[3].0.starts_with("*2\r\n+OK\r\n-ERR the changes of one"), "{answers:?}");
     let large = "v".repeat(3_000);
-    let answers = bed.turn(&[&["MULTI"], &["SET", "{c}1", &large], &["SET", "{c}2", &large], &["EXEC"]]);
+    let answers = fixture.turn(&[&["MULTI"], &["SET", "{c}1", &large], &["SET", "{c}2", &large], &["EXEC"]]);
     assert!(answers[3].0.starts_with("-EXECABORT"), "{answers:?}");
     let wanted = ["{a}1", "{a}2", "{a}3", "{a}4"].map(|key| (key.to_owned(), 1_000));
     let wanted: Vec<_> = wanted.into_iter().chain([("{b}1".to_owned(), 3_000)]).collect();
-    assert_eq!(keys(&bed.replayed(&bed.frames())), wanted);
-    assert_eq!(keys(&bed.shard.lock()), wanted, "the primary has nothing else");
+    assert_eq!(keys(&fixture.replayed(&fixture.frames())), wanted);
+    assert_eq!(keys(&fixture.shard.lock()), wanted, "the primary has no other keys");
 }
 
 #[test]
-fn what_waits_for_a_busy_journal_keeps_its_place_and_its_time() {
-    let mut bed = Bed::new();
-    bed.log.takes.store(2, Ordering::Relaxed);
+fn effects_queued_for_a_busy_journal_keep_their_offset_and_their_time() {
+    let mut fixture = Fixture::new();
+    fixture.log.takes.store(2, Ordering::Relaxed);
     let large = "v".repeat(500);
-    let first = bed.turn(&[&["SET", "a", &large], &["SET", "b", "1", "PXAT", "1000010"]]);
-    // Past the expiry of what waits: a replica must not take it for expired when it is replayed.
-    bed.clock.advance_ms(100);
-    let second = bed.turn(&[&["PEXPIREAT", "c", "1"], &["SET", "c", "1"]]);
-    assert_eq!(bed.log.journal().end(), 2, "the group is not whole");
-    assert!(keys(&bed.replayed(&bed.frames())).is_empty());
+    let first = fixture.turn(&[&["SET", "a", &large], &["SET", "b", "1", "PXAT", "1000010"]]);
+    // Past the expiry of the queued effects: replay must not treat the key as expired.
+    fixture.clock.advance_ms(100);
+    let second = fixture.turn(&[&["PEXPIREAT", "c", "1"], &["SET", "c", "1"]]);
+    assert_eq!(fixture.log.journal().end(), 2, "the group is incomplete");
+    assert!(keys(&fixture.replayed(&fixture.frames())).is_empty());
     let gates: Vec<i64> = first.iter().chain(&second).map(|(_, gate)| *gate).collect();
     assert_eq!(gates[..2], [3, 4]);
     assert_eq!(gates[3], 5);
-    assert_eq!(bed.shard.lock().end(), 5);
-    bed.log.takes.store(usize::MAX, Ordering::Relaxed);
-    bed.turn(&[]);
-    let frames = bed.frames();
+    assert_eq!(fixture.shard.lock().end(), 5);
+    fixture.log.takes.store(usize::MAX, Ordering::Relaxed);
+    fixture.turn(&[]);
+    let frames = fixture.frames();
     assert_eq!(frames.len(), 5);
-    let state = bed.replayed(&frames[..4]);
+    let state = fixture.replayed(&frames[..4]);
     assert_eq!(keys(&state), [("a".to_owned(), 500), ("b".to_owned(), 1)]);
-    assert_eq!(bed.shard.lock().fx.queued(), 0);
+    assert_eq!(fixture.shard.lock().fx.queued(), 0);
 }
 
 #[test]
-fn writes_are_held_back_while_much_waits_for_the_journal() {
-    let mut bed = Bed::new();
-    bed.log.takes.store(0, Ordering::Relaxed);
-    bed.turn(&[&["SET", "a", &"v".repeat(1_000)]]);
-    assert!(!bed.session.held);
-    bed.turn(&[&["SET", "b", &"v".repeat(1_500)]]);
-    assert!(!bed.session.held, "the one that exceeds it is taken");
-    bed.turn(&[&["SET", "c", "1"]]);
-    assert!(bed.session.held);
-    let read = bed.turn(&[&["GET", "other"]]);
-    assert!(!bed.session.held && read[0].0 == "$-1\r\n");
-    bed.log.takes.store(usize::MAX, Ordering::Relaxed);
-    bed.turn(&[]);
-    bed.turn(&[&["SET", "c", "1"]]);
-    assert!(!bed.session.held);
+fn writes_are_held_while_the_append_queue_is_long() {
+    let mut fixture = Fixture::new();
+    fixture.log.takes.store(0, Ordering::Relaxed);
+    fixture.turn(&[&["SET", "a", &"v".repeat(1_000)]]);
+    assert!(!fixture.session.held);
+    fixture.turn(&[&["SET", "b", &"v".repeat(1_500)]]);
+    assert!(!fixture.session.held, "the write that exceeds the limit is accepted");
+    fixture.turn(&[&["SET", "c", "1"]]);
+    assert!(fixture.session.held);
+    let read = fixture.turn(&[&["GET", "other"]]);
+    assert!(!fixture.session.held && read[0].0 == "$-1\r\n");
+    fixture.log.takes.store(usize::MAX, Ordering::Relaxed);
+    fixture.turn(&[]);
+    fixture.turn(&[&["SET", "c", "1"]]);
+    assert!(!fixture.session.held);
     let wanted = [("a", 1_000), ("b", 1_500), ("c", 1)].map(|(key, len)| (key.to_owned(), len));
-    assert_eq!(keys(&bed.replayed(&bed.frames())), wanted);
+    assert_eq!(keys(&fixture.replayed(&fixture.frames())), wanted);
 }

@@ -1,8 +1,8 @@
-//! A run of entries of a stream: the names of the first entry's fields once, then entry behind entry.
+//! A stream block: the field names of its first entry (master entry), then its entries in sequence.
 //!
-//! The bytes are those of a listpack of Redis without its header, so that a payload is a copy. An entry is its flags,
-//! the distance of its id from the block's, its fields (left out where they are those of the first entry) and values, and the
-//! number of its elements. A deleted entry stays, with a flag, until its block goes.
+//! The bytes are those of a Redis listpack without its header, so that a payload is a copy. An entry is its flags,
+//! the difference of its id from the block's, its fields (omitted if they equal those of the first entry) and values,
+//! and the number of its elements. A deleted entry keeps its bytes, with a flag, until its block is removed.
 //!
 //! Invariant: `live` and `dead` count the entries without and with that flag; ids ascend.
 
@@ -12,7 +12,7 @@ use crate::value::listpack::{Element, Elements, put, put_int};
 const DELETED: u8 = 1;
 const SAME_FIELDS: u8 = 2;
 
-/// A run of entries.
+/// A block of entries.
 #[derive(Clone, Debug)]
 pub struct Block {
     names: Vec<u8>,
@@ -22,10 +22,10 @@ pub struct Block {
     dead: usize,
 }
 
-/// An entry of a stream.
+/// A stream entry.
 #[derive(Clone, Copy)]
 pub struct Entry<'a> {
-    /// Its id.
+    /// Id of the entry.
     pub id: Id,
     is_deleted: bool,
     has_same_fields: bool,
@@ -36,22 +36,22 @@ pub struct Entry<'a> {
 }
 
 impl<'a> Entry<'a> {
-    /// How many fields it has.
+    /// Number of fields.
     pub fn fields(&self) -> usize {
         self.fields
     }
 
-    /// Whether it was deleted.
+    /// True if the entry is deleted.
     pub(super) fn is_deleted(&self) -> bool {
         self.is_deleted
     }
 
-    /// Where it begins in its block.
+    /// Position of the entry in its block.
     pub(super) fn position(&self) -> usize {
         self.flags_at
     }
 
-    /// Fields with their values.
+    /// Field-value pairs.
     pub fn pairs(&self) -> impl Iterator<Item = (Element<'a>, Element<'a>)> + use<'a> {
         let mut values = self.values;
         let mut names = Elements::at(&self.block.names, 0);
@@ -72,12 +72,12 @@ impl Block {
         Block { names: bytes, names_count, body: Vec::new(), live: 0, dead: 0 }
     }
 
-    /// Adds an entry. Its id is above all others.
+    /// Appends an entry, whose id must be the highest.
     pub(super) fn push(&mut self, base: Id, id: Id, pairs: &[(&[u8], &[u8])]) {
         let same = self.has_names(pairs);
         let body = &mut self.body;
         put_int(body, i64::from(if same { SAME_FIELDS } else { 0 }));
-        // Distances wrap around, as they do in Redis: a later id may have a lower second part.
+        // Differences wrap around, as in Redis: a later id may have a lower sequence.
         put_int(body, id.ms.wrapping_sub(base.ms) as i64);
         put_int(body, id.seq.wrapping_sub(base.seq) as i64);
         if !same {
@@ -99,47 +99,47 @@ impl Block {
         pairs.len() == self.names_count && pairs.iter().all(|(field, _)| names.read().as_bytes() == *field)
     }
 
-    /// The entries, deleted ones too.
+    /// All entries, including deleted ones.
     pub(super) fn entries(&self, base: Id) -> Entries<'_> {
         Entries { block: self, base, elements: Elements::at(&self.body, 0) }
     }
 
     /// Marks the entry at a position as deleted.
     pub(super) fn delete(&mut self, position: usize) {
-        // Flags are small integers, which are a byte.
+        // Flags are small integers, which are encoded in one byte.
         self.body[position] |= DELETED;
         self.live -= 1;
         self.dead += 1;
     }
 
-    /// Entries that are not deleted.
+    /// Number of entries that are not deleted.
     pub(super) fn live(&self) -> usize {
         self.live
     }
 
-    /// Entries that are.
+    /// Number of deleted entries.
     pub(super) fn dead(&self) -> usize {
         self.dead
     }
 
-    /// Bytes it takes on the heap.
+    /// Heap memory in bytes.
     pub(super) fn heap_size(&self) -> usize {
         self.names.capacity() + self.body.capacity()
     }
 
-    /// Nothing more comes.
+    /// Releases spare capacity: no more entries follow.
     pub(super) fn close(&mut self) {
         self.names.shrink_to_fit();
         self.body.shrink_to_fit();
     }
 
-    /// Bytes of the listpack it would be.
+    /// Size as a listpack.
     pub(super) fn packed_size(&self) -> usize {
-        // Six bytes and a mark around it; the four integers of the header take two to four bytes each.
+        // Header and terminator are seven bytes; the four integers of the master entry take two to four bytes each.
         6 + 1 + 8 + self.names.len() + self.body.len()
     }
 
-    /// The listpack that Redis keeps.
+    /// The listpack as Redis stores it.
     pub fn to_listpack(&self) -> Vec<u8> {
         let mut bytes = vec![0; 6];
         put_int(&mut bytes, self.live as i64);
@@ -155,7 +155,7 @@ impl Block {
         bytes
     }
 
-    /// The count in the header: all elements, or "too many to say".
+    /// The element count of the listpack header: the number, or "unknown" if it is too large.
     fn elements(&self) -> u16 {
         let mut elements = Elements::at(&self.body, 0);
         let mut count = 4 + self.names_count;
@@ -167,7 +167,7 @@ impl Block {
     }
 }
 
-/// See [`Block::entries`].
+/// Iterator of [`Block::entries`].
 #[derive(Clone)]
 pub(super) struct Entries<'a> {
     block: &'a Block,

@@ -1,87 +1,87 @@
-//! Consumer groups: how far each has read, and who has which entries without having acknowledged them.
+//! Consumer groups: last delivered id, consumers, and the pending entries list (PEL).
 //!
-//! Invariant: an id is pending for a consumer exactly when it is pending in the group with that consumer as its owner.
+//! Invariant: an id is in a consumer's PEL exactly if it is in the group's PEL with that consumer as owner.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use super::Id;
 
-/// A group of consumers of a stream.
+/// A consumer group.
 #[derive(Clone, Debug, Default)]
 pub struct Group {
-    /// The last entry that anybody was given.
+    /// Last delivered id.
     pub last_id: Id,
-    /// How many entries were ever read; `None` when nobody can say.
+    /// Number of entries read (`entries-read`); `None` if unknown.
     pub entries_read: Option<u64>,
     pending: BTreeMap<Id, Pending>,
     consumers: BTreeMap<Arc<[u8]>, Consumer>,
 }
 
-/// An entry that was delivered and not acknowledged.
+/// A pending entry: delivered and not acknowledged.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Pending {
-    /// Whose it is.
+    /// The consumer that owns the entry.
     pub consumer: Arc<[u8]>,
-    /// When it was delivered last, in milliseconds since 1970.
+    /// Last delivery time, in milliseconds since 1970.
     pub delivered_ms: i64,
-    /// How often.
+    /// Delivery count.
     pub deliveries: u64,
 }
 
-/// A member of a group.
+/// A consumer of a group.
 #[derive(Clone, Debug, Default)]
 pub struct Consumer {
-    /// When it was heard of last.
+    /// Last attempted interaction (`seen-time`).
     pub seen_ms: i64,
     pending: BTreeSet<Id>,
 }
 
 impl Consumer {
-    /// What it has not acknowledged, from an id on.
+    /// The consumer's pending ids, from an id on.
     pub fn pending_from(&self, start: Id) -> impl Iterator<Item = Id> + '_ {
         self.pending.range(start..).copied()
     }
 
-    /// How many those are.
+    /// Number of pending entries of the consumer.
     pub fn pending_len(&self) -> usize {
         self.pending.len()
     }
 }
 
 impl Group {
-    /// A group that has read up to an id.
+    /// A group with a last delivered id.
     pub fn new(last_id: Id, entries_read: Option<u64>) -> Group {
         Group { last_id, entries_read, ..Group::default() }
     }
 
-    /// All that is pending, from an id on.
+    /// The group's pending entries, from an id on.
     pub fn pending_from(&self, start: Id) -> impl DoubleEndedIterator<Item = (Id, &Pending)> {
         self.pending.range(start..).map(|(id, pending)| (*id, pending))
     }
 
-    /// How much is pending.
+    /// Number of pending entries of the group.
     pub fn pending_len(&self) -> usize {
         self.pending.len()
     }
 
-    /// What is known about an entry that is pending.
+    /// The pending entry with an id.
     pub fn pending(&self, id: Id) -> Option<&Pending> {
         self.pending.get(&id)
     }
 
-    /// All consumers by name.
+    /// The consumers by name.
     pub fn consumers(&self) -> impl ExactSizeIterator<Item = (&[u8], &Consumer)> {
         self.consumers.iter().map(|(name, consumer)| (&**name, consumer))
     }
 
-    /// A consumer.
+    /// A consumer by name.
     pub fn consumer(&self, name: &[u8]) -> Option<&Consumer> {
         self.consumers.get(name)
     }
 
-    /// A consumer has been heard of. Gives its name, and whether it is new.
-    pub fn see(&mut self, name: &[u8], now_ms: i64) -> (Arc<[u8]>, bool) {
+    /// Updates a consumer's seen time, creating the consumer if needed. Returns its name, and whether it is new.
+    pub fn touch_consumer(&mut self, name: &[u8], now_ms: i64) -> (Arc<[u8]>, bool) {
         if let Some((known, _)) = self.consumers.get_key_value(name) {
             let known = Arc::clone(known);
             if let Some(consumer) = self.consumers.get_mut(name) {
@@ -95,7 +95,7 @@ impl Group {
         (name, true)
     }
 
-    /// An entry is pending for a consumer now, whoever had it before. The consumer must be known.
+    /// Assigns an entry to a known consumer, replacing its previous owner.
     pub fn assign(&mut self, id: Id, consumer: &Arc<[u8]>, delivered_ms: i64, deliveries: u64) {
         let pending = Pending { consumer: Arc::clone(consumer), delivered_ms, deliveries };
         if let Some(before) = self.pending.insert(id, pending)
@@ -108,7 +108,7 @@ impl Group {
         }
     }
 
-    /// An entry is pending no more. Answers whether it was.
+    /// Removes a pending entry. Returns whether it existed.
     pub fn release(&mut self, id: Id) -> bool {
         let Some(pending) = self.pending.remove(&id) else { return false };
         if let Some(owner) = self.consumers.get_mut(&pending.consumer) {
@@ -117,14 +117,14 @@ impl Group {
         true
     }
 
-    /// A consumer leaves, and what was pending for it is let go. Gives how much that was; `None` if it was not there.
+    /// Removes a consumer with its pending entries. Returns their number; `None` if there is no such consumer.
     pub fn remove_consumer(&mut self, name: &[u8]) -> Option<usize> {
         let consumer = self.consumers.remove(name)?;
         consumer.pending.iter().for_each(|id| drop(self.pending.remove(id)));
         Some(consumer.pending.len())
     }
 
-    /// Bytes it takes on the heap, about.
+    /// Approximate heap memory in bytes.
     pub(super) fn heap_size(&self) -> usize {
         const PER_PENDING: usize = size_of::<(Id, Pending)>() + size_of::<Id>();
         const PER_CONSUMER: usize = size_of::<(Arc<[u8]>, Consumer)>() + 48;
@@ -137,12 +137,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_entry_is_pending_for_one_consumer_at_a_time() {
+    fn entry_is_pending_for_one_consumer() {
         let id = |ms| Id { ms, seq: 0 };
         let mut group = Group::default();
-        let (a, is_new) = group.see(b"a", 5);
+        let (a, is_new) = group.touch_consumer(b"a", 5);
         assert!(is_new);
-        let (b, _) = group.see(b"b", 5);
+        let (b, _) = group.touch_consumer(b"b", 5);
         group.assign(id(1), &a, 7, 1);
         group.assign(id(2), &a, 7, 1);
         group.assign(id(1), &b, 8, 2);

@@ -1,4 +1,4 @@
-//! Streams as values: entries, groups, trimming, and what they cost.
+//! Stream values: entries, groups, trimming and memory.
 
 use super::*;
 
@@ -20,7 +20,7 @@ fn ids<'a>(entries: impl Iterator<Item = Entry<'a>>) -> Vec<u64> {
     entries.map(|entry| entry.id.ms).collect()
 }
 
-/// What a stream must be, whatever was done to it.
+/// Checks the invariants and the contents of a stream.
 fn check(stream: &Stream, wanted: &[u64]) {
     assert_eq!(ids(stream.range(Id::MIN, Id::MAX)), wanted);
     let mut back = ids(stream.range_back(Id::MIN, Id::MAX));
@@ -32,7 +32,7 @@ fn check(stream: &Stream, wanted: &[u64]) {
 }
 
 #[test]
-fn entries_are_found_in_both_directions_whatever_blocks_they_are_in() {
+fn ranges_in_both_directions_across_blocks() {
     let limits = Limits { stream_entries: 4, ..Limits::default() };
     let stream = stream(30, &limits);
     assert_eq!(stream.blocks().len(), 8);
@@ -54,7 +54,7 @@ fn entries_are_found_in_both_directions_whatever_blocks_they_are_in() {
 }
 
 #[test]
-fn deleting_and_trimming_leave_the_rest() {
+fn delete_and_trim_keep_other_entries() {
     let limits = Limits { stream_entries: 4, ..Limits::default() };
     let mut stream = stream(20, &limits);
     assert!(stream.delete(id(6, 0)) && !stream.delete(id(6, 0)));
@@ -64,7 +64,7 @@ fn deleting_and_trimming_leave_the_rest() {
     let mut left: Vec<u64> = (1..=20).filter(|ms| *ms != 6 && !(9..=12).contains(ms)).collect();
     check(&stream, &left);
     assert_eq!(stream.max_deleted, id(12, 0));
-    // Whole blocks only: 15 entries, of which the first four may go.
+    // Whole blocks only: 15 entries, of which the first four may be removed.
     assert_eq!(stream.trim(Keep::Newest(10), true, 0), 4);
     left.drain(..4);
     check(&stream, &left);
@@ -81,7 +81,7 @@ fn deleting_and_trimming_leave_the_rest() {
 }
 
 #[test]
-fn ids_have_neighbours_up_to_the_ends() {
+fn next_and_previous_id_saturate_at_the_ends() {
     assert_eq!(id(1, u64::MAX).next(), Some(id(2, 0)));
     assert_eq!(id(2, 0).previous(), Some(id(1, u64::MAX)));
     assert_eq!((Id::MAX.next(), Id::MIN.previous()), (None, None));

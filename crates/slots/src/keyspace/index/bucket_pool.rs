@@ -1,68 +1,69 @@
-//! Room for pieces of any size that leaves no gaps.
+//! Compacting allocator for buckets of any size.
 //!
-//! Tables of slots grow all the time, each through the same sizes. A general allocator keeps the places they have left for
-//! others of that size, and after a million keys as much memory stands empty as half of the tables take. Here the pieces
-//! of one size lie one behind the other: where one leaves, the last takes its place, and its owner is told.
+//! The tables of slots grow continuously, each through the same sizes. A general allocator keeps the freed blocks for
+//! other buckets of that size, and after a million keys the free memory is half as large as the tables. Here buckets
+//! of one size are stored contiguously: when one is freed, the last one moves into its place and its owner is
+//! updated.
 //!
-//! Invariant: of the pages of a size all but the last are full, and the last is not empty.
+//! Invariant: all pages of a size but the last are full, and the last is not empty.
 
-/// Sizes are rounded up to this.
+/// Allocation granularity.
 const UNIT: usize = 32;
 const PAGE_BYTES: usize = 64 << 10;
 
-/// Where a piece is. Changes when another one of its size leaves.
+/// Address of a bucket. Changes when another bucket of its size is freed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Berth {
-    /// In units; 0 is nowhere.
+pub(super) struct BucketRef {
+    /// Size in units; 0 for no bucket.
     size: u16,
     at: u16,
     page: u32,
 }
 
-impl Berth {
-    pub(super) const NONE: Berth = Berth { size: 0, at: 0, page: 0 };
+impl BucketRef {
+    pub(super) const NONE: BucketRef = BucketRef { size: 0, at: 0, page: 0 };
 }
 
-/// Whose a piece is: the table's slot, and which of its pieces.
+/// Owner of a bucket: the slot of its table, and its index in the table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Owner {
     pub(super) slot: u16,
-    pub(super) piece: u32,
+    pub(super) bucket: u32,
 }
 
 struct Page {
-    /// As long as what was ever used of it: the machine gives memory when it is touched.
+    /// Grows to the highest byte ever used: the operating system backs memory on first touch.
     bytes: Vec<u8>,
     owners: Vec<Owner>,
 }
 
-/// The pieces of all sizes.
+/// The buckets of all sizes.
 #[derive(Default)]
-pub(super) struct Shelves {
-    /// By size in units.
+pub(super) struct BucketPool {
+    /// Pages by bucket size in units.
     sizes: Vec<Vec<Page>>,
     held: usize,
     taken: usize,
 }
 
-/// How many bytes a piece of this many gets.
+/// Allocated size for a requested size.
 pub(super) fn rounded(bytes: usize) -> usize {
     bytes.next_multiple_of(UNIT)
 }
 
-impl Shelves {
-    /// Bytes of pieces and of the notes whose they are.
+impl BucketPool {
+    /// Bytes of buckets and their owner records.
     pub(super) fn held(&self) -> usize {
         self.held
     }
 
-    /// Bytes of the pages that have them, used or not.
+    /// Bytes of the pages, used or not.
     pub(super) fn taken(&self) -> usize {
         self.taken
     }
 
-    /// A place for a piece, not cleared.
-    pub(super) fn add(&mut self, bytes: usize, owner: Owner) -> Berth {
+    /// Allocates an uninitialized bucket.
+    pub(super) fn add(&mut self, bytes: usize, owner: Owner) -> BucketRef {
         let bytes = rounded(bytes);
         let size = bytes / UNIT;
         if self.sizes.len() <= size {
@@ -85,21 +86,22 @@ impl Shelves {
             last.bytes.resize(end, 0);
         }
         self.held += bytes + size_of::<Owner>();
-        Berth { size: size as u16, at: (last.owners.len() - 1) as u16, page: page as u32 }
+        BucketRef { size: size as u16, at: (last.owners.len() - 1) as u16, page: page as u32 }
     }
 
-    /// Gives a place back. The last piece of that size is there from now on: gives whose it is, unless it was the last itself.
-    pub(super) fn remove(&mut self, berth: Berth) -> Option<Owner> {
-        if berth == Berth::NONE {
+    /// Frees a bucket. The last bucket of that size moves into its place: returns its owner, unless the freed one was
+    /// the last.
+    pub(super) fn remove(&mut self, bucket_ref: BucketRef) -> Option<Owner> {
+        if bucket_ref == BucketRef::NONE {
             return None;
         }
-        let bytes = usize::from(berth.size) * UNIT;
+        let bytes = usize::from(bucket_ref.size) * UNIT;
         self.held -= bytes + size_of::<Owner>();
-        let pages = &mut self.sizes[usize::from(berth.size)];
+        let pages = &mut self.sizes[usize::from(bucket_ref.size)];
         let last = pages.len() - 1;
         let owner = pages[last].owners.pop().expect("the last page is not empty");
         let from = pages[last].owners.len() * bytes;
-        let (page, at) = (berth.page as usize, usize::from(berth.at));
+        let (page, at) = (bucket_ref.page as usize, usize::from(bucket_ref.at));
         let moved = (page, at * bytes) != (last, from);
         if moved {
             match pages.get_disjoint_mut([page, last]) {
@@ -117,28 +119,28 @@ impl Shelves {
         moved.then_some(owner)
     }
 
-    /// A piece's bytes.
+    /// The bytes of a bucket.
     #[inline]
-    pub(super) fn bytes(&self, berth: Berth) -> &[u8] {
-        if berth.size == 0 {
+    pub(super) fn bytes(&self, bucket_ref: BucketRef) -> &[u8] {
+        if bucket_ref.size == 0 {
             return &[];
         }
-        let bytes = usize::from(berth.size) * UNIT;
-        let page = &self.sizes[usize::from(berth.size)][berth.page as usize];
-        &page.bytes[usize::from(berth.at) * bytes..][..bytes]
+        let bytes = usize::from(bucket_ref.size) * UNIT;
+        let page = &self.sizes[usize::from(bucket_ref.size)][bucket_ref.page as usize];
+        &page.bytes[usize::from(bucket_ref.at) * bytes..][..bytes]
     }
 
-    pub(super) fn bytes_mut(&mut self, berth: Berth) -> &mut [u8] {
-        if berth.size == 0 {
+    pub(super) fn bytes_mut(&mut self, bucket_ref: BucketRef) -> &mut [u8] {
+        if bucket_ref.size == 0 {
             return &mut [];
         }
-        let bytes = usize::from(berth.size) * UNIT;
-        let page = &mut self.sizes[usize::from(berth.size)][berth.page as usize];
-        &mut page.bytes[usize::from(berth.at) * bytes..][..bytes]
+        let bytes = usize::from(bucket_ref.size) * UNIT;
+        let page = &mut self.sizes[usize::from(bucket_ref.size)][bucket_ref.page as usize];
+        &mut page.bytes[usize::from(bucket_ref.at) * bytes..][..bytes]
     }
 
-    /// The bytes of two pieces of different sizes.
-    pub(super) fn both(&mut self, one: Berth, other: Berth) -> (&[u8], &mut [u8]) {
+    /// The bytes of two buckets of different sizes.
+    pub(super) fn both(&mut self, one: BucketRef, other: BucketRef) -> (&[u8], &mut [u8]) {
         if one.size == 0 {
             return (&[], self.bytes_mut(other));
         }
@@ -160,45 +162,45 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pieces_keep_their_bytes_wherever_they_go_and_leave_no_gaps() {
-        let mut shelves = Shelves::default();
-        let mut live: HashMap<u32, (Berth, usize)> = HashMap::new();
+    fn buckets_keep_their_bytes_when_compacted() {
+        let mut pool = BucketPool::default();
+        let mut live: HashMap<u32, (BucketRef, usize)> = HashMap::new();
         let mut rng = fastrand::Rng::with_seed(5);
         for round in 0..30_000u32 {
             let grows = (round / 5_000) % 2 == 0;
             if live.is_empty() || rng.u8(..) < if grows { 170 } else { 80 } {
-                // Most are of few sizes, so that there are several pages; some are larger than a page.
+                // Most buckets have few sizes, so that there are several pages; some are larger than a page.
                 let bytes = if rng.u8(..) == 0 { 100_000 } else { 300 + 40 * rng.usize(..4) };
-                let berth = shelves.add(bytes, Owner { slot: round as u16, piece: round });
-                shelves.bytes_mut(berth)[..bytes].fill(round as u8);
-                live.insert(round, (berth, bytes));
+                let bucket_ref = pool.add(bytes, Owner { slot: round as u16, bucket: round });
+                pool.bytes_mut(bucket_ref)[..bytes].fill(round as u8);
+                live.insert(round, (bucket_ref, bytes));
             } else {
                 let key = *live.keys().nth(rng.usize(..live.len().min(40))).unwrap();
-                let (berth, bytes) = live.remove(&key).unwrap();
-                assert!(shelves.bytes(berth)[..bytes].iter().all(|byte| *byte == key as u8));
-                if let Some(owner) = shelves.remove(berth) {
-                    live.get_mut(&owner.piece).expect("only the living move").0 = berth;
+                let (bucket_ref, bytes) = live.remove(&key).unwrap();
+                assert!(pool.bytes(bucket_ref)[..bytes].iter().all(|byte| *byte == key as u8));
+                if let Some(owner) = pool.remove(bucket_ref) {
+                    live.get_mut(&owner.bucket).expect("a freed bucket was moved").0 = bucket_ref;
                 }
             }
         }
         let wanted: usize = live.values().map(|(_, bytes)| rounded(*bytes) + size_of::<Owner>()).sum();
-        assert_eq!(shelves.held(), wanted);
-        assert!(shelves.taken() >= wanted);
-        for pages in &shelves.sizes {
+        assert_eq!(pool.held(), wanted);
+        assert!(pool.taken() >= wanted);
+        for pages in &pool.sizes {
             let full = pages.first().map_or(0, |page| page.owners.len());
             let before_last = &pages[..pages.len().saturating_sub(1)];
             assert!(before_last.iter().all(|page| page.owners.len() == full), "a gap");
         }
-        for (key, (berth, bytes)) in &live {
-            assert!(shelves.bytes(*berth)[..*bytes].iter().all(|byte| *byte == *key as u8));
+        for (key, (bucket_ref, bytes)) in &live {
+            assert!(pool.bytes(*bucket_ref)[..*bytes].iter().all(|byte| *byte == *key as u8));
         }
         while let Some(key) = live.keys().next().copied() {
-            let (berth, _) = live.remove(&key).unwrap();
-            if let Some(owner) = shelves.remove(berth) {
-                live.get_mut(&owner.piece).unwrap().0 = berth;
+            let (bucket_ref, _) = live.remove(&key).unwrap();
+            if let Some(owner) = pool.remove(bucket_ref) {
+                live.get_mut(&owner.bucket).unwrap().0 = bucket_ref;
             }
         }
-        assert_eq!((shelves.held(), shelves.taken()), (0, 0));
-        assert!(shelves.sizes.iter().all(Vec::is_empty));
+        assert_eq!((pool.held(), pool.taken()), (0, 0));
+        assert!(pool.sizes.iter().all(Vec::is_empty));
     }
 }

@@ -1,4 +1,4 @@
-//! Runs commands on a keyspace without a server, for tests: one command, one answer, effects at hand.
+//! Test harness: runs commands on a keyspace without a server, one reply per command, with access to the effects.
 
 use bytes::BytesMut;
 use moim_wire_resp::{Encoder, OwnedArgs, Protocol, ReplyDecoder, Value};
@@ -11,8 +11,8 @@ use crate::keyspace::Keyspace;
 use crate::session::Session;
 use crate::shared::Shared;
 
-/// A keyspace and all that a command needs.
-pub(crate) struct Trial {
+/// A keyspace with everything a command needs.
+pub(crate) struct Harness {
     pub(crate) db: Keyspace,
     pub(crate) fx: Effects,
     pub(crate) events: Events,
@@ -23,13 +23,13 @@ pub(crate) struct Trial {
     pub(crate) protocol: Protocol,
 }
 
-impl Trial {
-    pub(crate) fn new() -> Trial {
-        Trial {
+impl Harness {
+    pub(crate) fn new() -> Harness {
+        Harness {
             db: Keyspace::new(7),
             fx: Effects::default(),
             events: Events::default(),
-            session: Session::nobody(),
+            session: Session::internal(),
             shared: Shared::default(),
             now: 1_000_000,
             mode: Mode::Primary,
@@ -37,7 +37,7 @@ impl Trial {
         }
     }
 
-    /// Runs a command given as arguments. `None` when it wants to wait.
+    /// Runs a command given as arguments. `None` if it blocks.
     pub(crate) fn run_args(&mut self, args: &OwnedArgs) -> Option<Value> {
         let mut out = BytesMut::new();
         let args = args.args();
@@ -72,30 +72,30 @@ impl Trial {
         Some(ReplyDecoder::new(usize::MAX).decode(&mut out).unwrap().unwrap())
     }
 
-    /// Runs a command given as words and shows its answer in words.
+    /// Runs a command given as words and formats its reply.
     pub(crate) fn run(&mut self, command: &str) -> String {
         let args = OwnedArgs::from_slices(command.split_whitespace());
-        self.run_args(&args).map_or("(waits)".into(), |answer| show(&answer))
+        self.run_args(&args).map_or("(waits)".into(), |reply| show(&reply))
     }
 
-    /// Replays what was recorded so far on another keyspace.
-    pub(crate) fn replay(&mut self, onto: &mut Trial) {
+    /// Replays the effects so far on another keyspace.
+    pub(crate) fn replay(&mut self, onto: &mut Harness) {
         let (_, commands) = effects::read(self.fx.payload(self.now)).unwrap();
         onto.mode = Mode::Replay;
         for command in commands {
-            let answer = onto.run_args(&command);
-            assert!(!matches!(answer, Some(Value::Error(_)) | None), "{command:?} {answer:?}");
+            let reply = onto.run_args(&command);
+            assert!(!matches!(reply, Some(Value::Error(_)) | None), "{command:?} {reply:?}");
         }
         onto.mode = Mode::Primary;
         self.fx.clear();
     }
 }
 
-/// An answer in words: arrays in brackets, strings as they are.
-pub(crate) fn show(answer: &Value) -> String {
+/// Formats a reply: arrays in brackets, strings as they are.
+pub(crate) fn show(reply: &Value) -> String {
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     let list = |parts: &[Value]| format!("[{}]", parts.iter().map(show).collect::<Vec<_>>().join(" "));
-    match answer {
+    match reply {
         Value::Null => "(nil)".into(),
         Value::Simple(word) => text(word),
         Value::Error(message) => format!("-{}", text(message)),
@@ -116,12 +116,12 @@ pub(crate) fn show(answer: &Value) -> String {
     }
 }
 
-/// Runs commands line by line: `command -> answer`. `(waits)` is a client that blocks.
+/// Checks lines of the form `command -> reply`. `(waits)` is a blocked client.
 pub(crate) fn check(script: &str) {
-    let mut trial = Trial::new();
+    let mut harness = Harness::new();
     for line in script.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#')) {
         let (command, wanted) = line.split_once(" -> ").unwrap_or((line, ""));
-        let answer = trial.run(command);
-        assert_eq!(answer, wanted, "{command}");
+        let reply = harness.run(command);
+        assert_eq!(reply, wanted, "{command}");
     }
 }

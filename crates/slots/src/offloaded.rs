@@ -1,7 +1,8 @@
-//! Work that takes long, away from the event loops: its client waits as one that blocks does, the others go on.
+//! Commands that run off the event loops (scripts, MIGRATE): the client waits as if it were blocked, and the loop
+//! serves the others.
 //!
-//! The work runs on a thread for blocking calls. It takes the shard's lock only through turns of its own, and its
-//! answer waits for the journal like any other.
+//! The work runs on a thread for blocking calls. It takes the shard lock only through its own turns, and its reply
+//! waits for the commit gate like any other.
 
 use std::sync::Arc;
 
@@ -12,30 +13,31 @@ use crate::ctx::{Ctx, OnTimeout};
 use crate::session::{Block, Mailbox, Session};
 use crate::shard::{Role, Shard, Turn};
 use crate::shared::Shared;
-use crate::tracking::Wish;
+use crate::tracking::TrackingOptions;
 
-/// What the work needs.
-pub(crate) struct Away {
+/// The context of an offloaded command.
+pub(crate) struct Offloaded {
     pub(crate) shard: Arc<Shard>,
     pub(crate) shared: Arc<Shared>,
     pub(crate) protocol: Protocol,
-    /// The shard's count of voided answers when the work was asked for.
+    /// The shard's count of voided replies when the command was submitted.
     voided: u64,
     client: u64,
-    tracking: Option<Arc<Wish>>,
+    tracking: Option<Arc<TrackingOptions>>,
     caching: Option<bool>,
     mailbox: Arc<Mailbox>,
 }
 
-/// Makes the client wait while `work` runs elsewhere. False where nobody may wait; then nothing happened.
-pub(crate) fn run(ctx: &mut Ctx<'_>, work: impl FnOnce(Away) + Send + 'static) -> bool {
+/// Blocks the client while `work` runs on another thread. Returns false, and does nothing, if the client must not
+/// block.
+pub(crate) fn run(ctx: &mut Ctx<'_>, work: impl FnOnce(Offloaded) + Send + 'static) -> bool {
     let this = ctx.shared.this.get().and_then(std::sync::Weak::upgrade);
     let (Some(shared), Some(shard)) = (this, ctx.session.shard.clone()) else { return false };
     let Ok(runtime) = tokio::runtime::Handle::try_current() else { return false };
     if !ctx.may_block() || ctx.session.away {
         return false;
     }
-    let away = Away {
+    let offloaded = Offloaded {
         voided: shard.voided(),
         shard,
         shared,
@@ -52,14 +54,14 @@ pub(crate) fn run(ctx: &mut Ctx<'_>, work: impl FnOnce(Away) + Send + 'static) -
         command: ctx.args.to_owned(),
         on_keys: false,
         replicas: None,
-        on_gone: false,
+        wake_on_delete: false,
     });
-    drop(runtime.spawn_blocking(move || work(away)));
+    drop(runtime.spawn_blocking(move || work(offloaded)));
     true
 }
 
-impl Away {
-    /// A client that stands for the one who waits.
+impl Offloaded {
+    /// A session that acts for the blocked client.
     pub(crate) fn session(&self) -> Session {
         let mut session =
             Session::new(self.client, String::new(), String::new(), self.shared.clock.wall_ms());
@@ -67,39 +69,39 @@ impl Away {
         session.shard = Some(Arc::clone(&self.shard));
         session.away = true;
         (session.tracking, session.caching) = (self.tracking.clone(), self.caching);
-        // What it asks for has been let in already. READONLY is left out: it came to a primary.
+        // The command was admitted already. READONLY is not copied: the command was sent to a primary.
         session.asking = true;
         session
     }
 
-    /// Whether the lead has ended under which the work was asked for: then the keyspace may not be what it was.
+    /// True if leadership has ended since the command was submitted: the keyspace may be another one.
     pub(crate) fn is_void(&self) -> bool {
         self.shard.voided() != self.voided
     }
 
-    /// Takes the shard to run the whole command: what happened before does not matter to it. Says whether this node is still
-    /// the primary.
+    /// Takes the lock to execute the whole command: what happened before does not matter to it. Also returns whether
+    /// this node is still the primary.
     pub(crate) fn begin(&mut self) -> (Turn<'_>, bool) {
-        let turn = self.shard.turn_away(&self.shared);
-        // Under the lock: what ends the lead from here on makes the answer void.
+        let turn = self.shard.turn_blocking(&self.shared);
+        // Under the lock: if leadership ends from here on, the reply is voided.
         self.voided = self.shard.voided();
         let is_primary = self.shard.role() == Role::Primary;
         (turn, is_primary)
     }
 
-    /// Takes the shard, waiting for it.
+    /// Takes the lock for a turn; blocks.
     pub(crate) fn turn(&self) -> Turn<'_> {
-        self.shard.turn_away(&self.shared)
+        self.shard.turn_blocking(&self.shared)
     }
 
-    /// Answers the client when the journal is committed up to `gate`.
+    /// Sends the reply when the journal is committed up to `gate`.
     pub(crate) fn answer(self, answer: Bytes, gate: i64) {
         let mut turn = self.turn();
-        // Somebody else may have answered: CLIENT UNBLOCK, or the shard has another primary.
+        // The client may be unblocked already: by CLIENT UNBLOCK, or by a change of the primary.
         let waits = turn.unblock(self.client);
         turn.finish();
         if waits {
-            self.mailbox.answer_under(answer, gate, self.voided);
+            self.mailbox.deliver_reply_under(answer, gate, self.voided);
         }
     }
 }

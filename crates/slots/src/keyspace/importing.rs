@@ -1,24 +1,24 @@
-//! Slots that are set aside: their keys are here and nobody sees them, because they are on their way from another
-//! shard. Commands find them by name, so that what happens at their old place can be done here, too; whatever looks at the
-//! keyspace as a whole (counting, scanning, drawing, expiring) passes them by.
+//! Importing slots: their keys are stored but hidden, because they are being migrated here from another shard.
+//! Commands can access them by name, so that writes at the source can be applied here, too; operations on the whole
+//! keyspace (counting, scanning, sampling, expiring) skip them.
 //!
-//! Invariants: `hidden_keys` is the number of keys in hidden slots; their expiries are in `hidden_expires`, all others in
-//! `expires`.
+//! Invariants: `hidden_keys` is the number of keys in hidden slots; their expire times are in `hidden_expires`, all
+//! others in `expires`.
 
 use std::collections::BTreeSet;
 
 use super::entry::{self, LONG_KEY};
-use super::{Keyspace, LOOK_AHEAD, Ref};
+use super::{Keyspace, PREFETCH_KEYS, Ref};
 #[cfg(test)]
 use crate::slot_set::SlotSet;
 
 impl Keyspace {
-    /// Every key, those set aside included.
+    /// Number of keys, including hidden ones.
     pub(crate) fn total(&self) -> usize {
         self.keys
     }
 
-    /// How many keys a slot has, set aside or not.
+    /// Number of keys in a slot, hidden or not.
     pub(crate) fn all_in_slot(&self, slot: u16) -> usize {
         self.index.len(slot)
     }
@@ -28,9 +28,9 @@ impl Keyspace {
         self.hidden.as_ref().is_some_and(|hidden| hidden.contains(slot))
     }
 
-    /// Whether a slot has keys and is not set aside.
+    /// True if a slot has keys and is not hidden.
     #[inline]
-    pub(super) fn is_seen(&self, slot: u16) -> bool {
+    pub(super) fn is_visible(&self, slot: u16) -> bool {
         !self.index.is_empty(slot) && !self.is_hidden(slot)
     }
 
@@ -39,14 +39,14 @@ impl Keyspace {
         if self.is_hidden(slot) { &mut self.hidden_expires } else { &mut self.expires }
     }
 
-    /// Sets a slot aside. What was in it is gone.
+    /// Hides a slot for import. Its previous keys are deleted.
     pub(crate) fn hide_slot(&mut self, slot: u16) {
         self.clear_slot(slot);
         self.hidden.get_or_insert_default().insert(slot);
     }
 
-    /// A slot that was set aside is seen from now on, with what is in it.
-    pub(crate) fn show_slot(&mut self, slot: u16) {
+    /// Reveals a hidden slot with its keys: the import is complete.
+    pub(crate) fn reveal_slot(&mut self, slot: u16) {
         if !self.is_hidden(slot) {
             return;
         }
@@ -60,10 +60,10 @@ impl Keyspace {
             });
         }
         self.hidden_keys -= self.index.len(slot);
-        self.forget_hidden(slot);
+        self.drop_hidden(slot);
     }
 
-    fn forget_hidden(&mut self, slot: u16) {
+    fn drop_hidden(&mut self, slot: u16) {
         if let Some(hidden) = &mut self.hidden {
             hidden.remove(slot);
             if hidden.is_empty() {
@@ -72,13 +72,13 @@ impl Keyspace {
         }
     }
 
-    /// Which slots are set aside.
+    /// The hidden slots.
     #[cfg(test)]
     pub(crate) fn hidden(&self) -> Option<&SlotSet> {
         self.hidden.as_ref()
     }
 
-    /// Forgets every key of a slot, set aside or not.
+    /// Deletes all keys of a slot, hidden or not.
     pub(crate) fn clear_slot(&mut self, slot: u16) {
         self.before_change(slot);
         let entries = self.index.take(slot);
@@ -87,8 +87,8 @@ impl Keyspace {
             self.hidden_keys -= entries.len();
         }
         for (number, at) in entries.iter().copied().enumerate() {
-            if number.is_multiple_of(LOOK_AHEAD) {
-                self.bring(&entries[number..entries.len().min(number + LOOK_AHEAD)]);
+            if number.is_multiple_of(PREFETCH_KEYS) {
+                self.prefetch_entries(&entries[number..entries.len().min(number + PREFETCH_KEYS)]);
             }
             let bytes = self.arena.bytes(at);
             let head = entry::parse(bytes);
@@ -115,7 +115,7 @@ mod tests {
     use crate::keyspace::Owned;
     use crate::slot_of;
 
-    /// Keys of one slot, some of which expire.
+    /// Keys of one slot, some with an expire time.
     fn fill(db: &mut Keyspace, tag: &str) {
         for n in 0..50 {
             let key = format!("{{{tag}}}:{n}");
@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn a_slot_set_aside_is_found_by_name_and_seen_by_nobody() {
+    fn importing_slot_is_accessible_by_key_and_hidden_from_scans() {
         let mut db = Keyspace::new(1);
         let slot = slot_of(b"{a}");
         fill(&mut db, "b");
@@ -150,21 +150,21 @@ mod tests {
         }
         assert_eq!(scanned, 51);
         assert!(db.first_expired(1_000).unwrap().starts_with(b"{b}"));
-        db.show_slot(slot);
+        db.reveal_slot(slot);
         assert_eq!((db.len(), db.expiring(), db.slot_len(slot)), (102, 52, 51));
         db.clear_slot(slot);
         assert_eq!((db.len(), db.total(), db.expiring(), db.memory()), (51, 51, 26, before));
     }
 
     #[test]
-    fn forgetting_everything_leaves_what_is_on_its_way() {
+    fn flush_keeps_importing_slots() {
         let mut db = Keyspace::new(1);
         db.hide_slot(slot_of(b"{a}"));
         fill(&mut db, "a");
         fill(&mut db, "b");
         db.clear();
         assert_eq!((db.len(), db.total(), db.expiring()), (0, 51, 0));
-        db.show_slot(slot_of(b"{a}"));
+        db.reveal_slot(slot_of(b"{a}"));
         assert_eq!((db.len(), db.expiring()), (51, 26));
         db.clear();
         assert_eq!((db.total(), db.memory()), (0, Keyspace::new(1).memory()));
