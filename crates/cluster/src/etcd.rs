@@ -27,26 +27,8 @@ pub use channel::{Channel, EtcdOptions};
 pub use client::{EtcdClient, Snapshot};
 pub use error::EtcdError;
 pub use repository::EtcdRepository;
+pub use moim_state::{prefix_end, prefix_range};
 pub use watch::{EtcdWatch, WatchBatch, WatchError, WatchOptions};
-
-/// The end of the range of all keys that start with `prefix`; for an empty prefix, of all keys.
-pub fn prefix_end(prefix: &[u8]) -> Vec<u8> {
-    let mut end = prefix.to_vec();
-    while let Some(last) = end.pop() {
-        if last < u8::MAX {
-            end.push(last + 1);
-            return end;
-        }
-    }
-    vec![0]
-}
-
-/// The first key and the end of the range of all keys that start with `prefix`.
-pub fn prefix_range(prefix: &[u8]) -> (Vec<u8>, Vec<u8>) {
-    // No key is empty; a single zero byte is the first possible key.
-    let start = if prefix.is_empty() { vec![0] } else { prefix.to_vec() };
-    (start, prefix_end(prefix))
-}
 
 #[cfg(test)]
 pub(crate) mod tests;

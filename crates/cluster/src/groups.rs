@@ -47,7 +47,7 @@ use self::join_requests::JoinRequests;
 pub use self::port::GroupPort;
 use crate::clock::BootClock;
 use crate::context::Context;
-use crate::embedded::CoordRepository;
+use crate::CoordRepository;
 use crate::events::EventBus;
 use crate::keys;
 use crate::metrics::ClusterMetrics;

@@ -1,25 +1,27 @@
-//! Kafka mode: the consumer group decides who owns which partition; this module follows it, and hands state over.
+//! Kafka mode: the consumer group assigns the partitions; this module claims and releases them, with a hand-off of
+//! state.
 //!
-//! | Kafka says | what happens, in this order |
+//! | rebalance callback | steps, in this order |
 //! |---|---|
-//! | assigned | the record is claimed (its version rises), the last hand-off loaded, the work initialised, the position set behind the hand-off, consuming starts |
-//! | revoked | nothing is consumed any more, the work's state is recorded with its last offset, offsets are committed, the partition is let go |
-//! | lost | the work is dropped: somebody else has the partition already |
+//! | assigned | claim the assignment record (its version increases), load the last hand-off, initialise the handler, seek to the offset after the hand-off, start consuming |
+//! | revoked | stop consuming, record the handler's state with its last offset, commit offsets, release the partition |
+//! | lost | drop the handler's state: another member owns the partition already |
 //!
-//! State and position are one record, so they never disagree: after a crash the next owner begins with the state of the last
-//! record at the offset after it. What was consumed after that is consumed again, on a state that does not know it, so
-//! every message counts once. Offsets are committed to Kafka, too, for people and tools, and for partitions without a
-//! record.
+//! State and offset are one record, so they never disagree: after a crash the next owner starts with the state of the
+//! last record, at the offset after it. Messages consumed after that record are consumed again, on a state that does
+//! not include them, so every message counts once. Offsets are also committed to Kafka, for operators and tools, and
+//! for partitions without a record.
 //!
-//! Fencing: claiming raises the record's version, and every later write compares it. A claim reads the record, has the
-//! group coordinator confirm this member's generation (by a commit), and then replaces exactly the record it read; so a
-//! worker that was cut off from the store cannot take a partition back from its rightful owner. A worker whose record
-//! was taken nevertheless claims it again for as long as Kafka assigns it the partition. Ownership counts as valid only
-//! while the coordinator has accepted a commit of this generation within the session timeout. A process that was paused
-//! and does not know that its partitions are gone can record nothing. The version is the token for what the work writes to.
+//! Fencing: a claim increases the record's version, and every later write compares it. A claim reads the record, has
+//! the group coordinator confirm this member's generation (by an offset commit), and then replaces exactly the record
+//! it read; so a worker that was disconnected from the state repository cannot take a partition back from its current
+//! owner. A worker whose record was taken nevertheless claims it again as long as Kafka assigns it the partition.
+//! Ownership is valid only while the coordinator has accepted a commit of this generation within the session timeout.
+//! A process that was paused and has lost its partitions unnoticed can record nothing. The version is the fencing
+//! token for resources that the handler writes to.
 //!
-//! The callbacks of the client run on the worker's own thread, inside of poll, and block on the store: a rebalance goes on
-//! when the hand-off is recorded. Never run a second assignor beside Kafka's.
+//! The client's callbacks run on the worker's own thread, inside of poll, and block on the repository: a rebalance
+//! continues when the hand-off is recorded. Never run a second assignor beside Kafka's.
 
 mod claim;
 mod election;

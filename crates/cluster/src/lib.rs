@@ -13,19 +13,9 @@
 //! | `groups` (feature `raft`) | a Raft group of the application's own processes, as the store of all of this |
 //! | [`registry`], [`routing`], [`manager`] | servers by key ranges: the routing table, its manager, its followers |
 //!
-//! All parts use the [state repository](repository::StateRepository): keys with revisions, compare-and-swap,
-//! leases and watches, with etcd semantics.
-//!
-//! | backend | storage | for |
-//! |---|---|---|
-//! | [`MemoryRepository`] | none | tests, the simulator, throw-away nodes |
-//! | [`EtcdRepository`] | an etcd, or a Moim, by its protocol | applications; nodes on an external etcd |
-//! | `CoordRepository` (feature `embedded`) | the coordination core | a node of a cluster, a member of an application's group |
-//! | `LocalRepository` (feature `embedded`) | a journal | one node, before it had a coordination core |
-//!
-//! Every backend passes the same suite (module `testing`). [`election`] and [`nodes`] are for Moim's own
-//! nodes: an election without tasks and events, whose winner renews it itself, since the controller thread
-//! must be the thread that renews.
+//! All parts use the [state repository](repository::StateRepository) of the crate `state`: keys with revisions,
+//! compare-and-swap, leases and watches, with etcd semantics. [`EtcdRepository`] is its backend for applications: an etcd, or a
+//! Moim, by its protocol.
 
 #![warn(missing_docs)]
 
@@ -34,10 +24,6 @@ pub mod backoff;
 pub mod clock;
 pub mod config;
 pub mod context;
-pub mod election;
-#[cfg(any(test, feature = "embedded"))]
-pub mod embedded;
-pub mod engine;
 pub mod etcd;
 pub mod events;
 mod fault_injection;
@@ -49,16 +35,11 @@ mod held_key;
 pub mod kafka;
 pub mod keys;
 pub mod leadership;
-#[cfg(any(test, feature = "embedded"))]
-pub mod local;
 pub mod lock;
 pub mod manager;
 pub mod membership;
-pub mod memory;
 pub mod metrics;
-pub mod nodes;
 pub mod registry;
-pub mod repository;
 pub mod routing;
 #[cfg(test)]
 mod scenario;
@@ -66,20 +47,14 @@ mod scenario;
 mod search;
 pub mod session;
 pub mod start;
-#[cfg(any(test, feature = "testing"))]
-pub mod testing;
 
 pub use config::ClusterConfig;
 pub use context::Context;
-pub use election::{Election, Leadership};
-#[cfg(any(test, feature = "embedded"))]
-pub use embedded::CoordRepository;
 pub use etcd::{EtcdClient, EtcdRepository};
 #[cfg(any(test, feature = "embedded"))]
-pub use local::LocalRepository;
-pub use memory::MemoryRepository;
-pub use repository::{
-    BoxFuture, Compare, Entry, Event, Expect, Lease, LeaseId, Op, RepositoryError, StateRepository, Swap,
-    Txn, TxnOutcome, Watch, WatchGap,
+pub use moim_state::CoordRepository;
+pub use moim_state::{
+    BoxFuture, Compare, Entry, Event, Expect, Lease, LeaseId, MemoryRepository, Op, RepositoryError,
+    StateRepository, Swap, Txn, TxnOutcome, Watch, WatchGap, memory, repository,
 };
 pub use start::{Cluster, Health, Lifecycle};

@@ -11,7 +11,7 @@ use moim_coord::testing::TestCluster;
 
 use crate::clock::BootClock;
 use crate::context::Context;
-use crate::embedded::CoordRepository;
+use crate::CoordRepository;
 use crate::etcd::tests::Etcd;
 use crate::memory::MemoryRepository;
 use crate::repository::{

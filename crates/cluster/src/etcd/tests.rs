@@ -15,7 +15,7 @@ use tokio::time::{Instant, timeout};
 
 use super::*;
 use crate::repository::{Event, Expect, RepositoryError, StateRepository, Swap, WatchGap};
-use crate::testing::{self, Fixture};
+use moim_state::testing::{self, Fixture};
 
 #[test]
 fn prefix_end_is_the_next_prefix() {
@@ -173,7 +173,7 @@ macro_rules! conformance {
                 #[test]
                 fn $case() {
                     if let Some(fixture) = super::fixture() {
-                        crate::testing::$case(fixture);
+                        moim_state::testing::$case(fixture);
                     }
                 }
             )*

@@ -19,7 +19,7 @@ use super::identity::{Founder, Identity};
 use super::join::{JoinAcceptance, JoinCall, JoinReply, JoinRequest, JoinTicket};
 use super::{GroupConfig, GroupRecord, PeerRecord, group_id};
 use crate::backoff::{self, Change};
-use crate::embedded::CoordRepository;
+use crate::CoordRepository;
 use crate::events::ClusterEvent;
 use crate::keys;
 use crate::repository::{Compare, Entry, RepositoryError, StateRepository as _, Txn, TxnOutcome};

@@ -1,7 +1,7 @@
-//! Claims a partition that Kafka has assigned: its record becomes this worker's, and what was handed over is loaded.
+//! Claims an assigned partition: makes this worker the owner in the assignment record, and loads the hand-off.
 //!
-//! Invariant: a claim succeeds only if the group coordinator confirmed this member's generation after the record was read,
-//! and the record is still the one that was read.
+//! Invariant: a claim succeeds only if the group coordinator confirmed this member's generation after the record was
+//! read, and the record has not changed since.
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -10,16 +10,18 @@ use rdkafka::consumer::{BaseConsumer, CommitMode, Consumer as _};
 use rdkafka::error::RDKafkaErrorCode;
 use rdkafka::{Offset, TopicPartitionList};
 
-use super::worker::{ALERT_AFTER, Callbacks, Held, KAFKA_PATIENCE, Shared, claim_key, name_of};
+use super::worker::{
+    ALERT_AFTER, Callbacks, KAFKA_TIMEOUT, OwnedPartition, Shared, claim_key, partition_name,
+};
 use crate::assignment::{AssignmentRecord, HandedOver, HandoffError};
 use crate::backoff::Backoff;
 use crate::events::ClusterEvent;
 use crate::keys;
 use crate::repository::{Compare, Txn, TxnOutcome};
 
-/// How a claim failed.
+/// Why a claim failed.
 enum ClaimError {
-    /// The group is another than the one this assignment was made in: the next rebalance decides.
+    /// The group has left the generation of this assignment: the next rebalance decides.
     Superseded,
     Failed(HandoffError),
 }
@@ -31,25 +33,26 @@ impl<E: Into<HandoffError>> From<E> for ClaimError {
 }
 
 impl Shared {
-    /// Makes the record ours and loads what was handed over. `None` when that did not work within `patience`.
+    /// Claims the assignment record and loads the hand-off. `None` if that fails for longer than `timeout`, or if the
+    /// assignment is superseded.
     pub(super) fn claim(
         &self,
         consumer: &BaseConsumer<Callbacks>,
         topic: &str,
         number: i32,
-        patience: Duration,
-    ) -> Option<(Held, Option<HandedOver>)> {
-        let partition = name_of(topic, number);
+        timeout: Duration,
+    ) -> Option<(OwnedPartition, Option<HandedOver>)> {
+        let partition = partition_name(topic, number);
         let mut backoff = Backoff::default();
-        let began = self.context.clock.monotonic_ns();
+        let started = self.context.clock.monotonic_ns();
         while !self.stopping.load(Ordering::SeqCst) {
             match self.try_claim(consumer, topic, number) {
                 Ok(claimed) => return Some(claimed),
                 Err(ClaimError::Superseded) => return None,
                 Err(ClaimError::Failed(error)) => {
                     self.alert(&partition, backoff.failures() + 1, &error.to_string());
-                    let waited = self.context.clock.monotonic_ns().saturating_sub(began);
-                    if Duration::from_nanos(waited) >= patience {
+                    let waited = self.context.clock.monotonic_ns().saturating_sub(started);
+                    if Duration::from_nanos(waited) >= timeout {
                         return None;
                     }
                     std::thread::sleep(backoff.next_pause());
@@ -59,16 +62,16 @@ impl Shared {
         None
     }
 
-    /// Order matters: the record is read, then the coordinator confirms that this member is in the current generation, then
-    /// the record is replaced if it is still the one that was read. A worker that was away and has lost the partition
-    /// fails at the second step, or, when the rightful owner has claimed it meanwhile, at the third.
+    /// Order matters: read the record, have the coordinator confirm that this member is in the current generation, then
+    /// replace the record if it is unchanged. A worker that was disconnected and has lost the partition fails at the
+    /// second step, or at the third if the current owner has claimed the record meanwhile.
     fn try_claim(
         &self,
         consumer: &BaseConsumer<Callbacks>,
         topic: &str,
         number: i32,
-    ) -> Result<(Held, Option<HandedOver>), ClaimError> {
-        let partition = name_of(topic, number);
+    ) -> Result<(OwnedPartition, Option<HandedOver>), ClaimError> {
+        let partition = partition_name(topic, number);
         let key = keys::assignment(&self.options.group, &partition);
         let (read_at, entries) = self.runtime.block_on(self.context.repository.list(&key))?;
         let entry = entries.into_iter().find(|entry| entry.key == key);
@@ -82,8 +85,8 @@ impl Shared {
         let now = self.context.clock.wall_ms();
         let handed_over = match &record.workflow_handoff {
             Some(_) if self.handoffs.is_expired(record.updated_at, now) => {
-                self.alert(&partition, ALERT_AFTER, "it is over the limit of its age and not used any more");
-                // Neither state nor position: Kafka says where to begin.
+                self.alert(&partition, ALERT_AFTER, "hand-off is over the limit of its age and is not used");
+                // Neither state nor offset: consuming starts at the offset committed to Kafka.
                 record.last_offset = -1;
                 record.workflow_handoff = None;
                 None
@@ -94,7 +97,7 @@ impl Shared {
             }
             None => None,
         };
-        let start = self.confirm_generation(consumer, topic, number, record.last_offset)?;
+        let start_offset = self.confirm_generation(consumer, topic, number, record.last_offset)?;
         record.owner_node_id = self.context.node_id.to_string();
         record.owner_epoch = 0;
         record.target_node_id.clear();
@@ -113,17 +116,24 @@ impl Shared {
             .put(claim_key(&self.options.group, &partition), record.version.to_string());
         match self.runtime.block_on(self.context.repository.txn(txn))? {
             TxnOutcome::Done { revision } => {
-                let (offset, witness) = (record.last_offset, record.last_message);
-                let recorded = record.last_offset;
-                let held = Held { record, revision, offset, recorded, start, is_unproven: true, witness };
-                Ok((held, handed_over))
+                let (processed_offset, fingerprint) = (record.last_offset, record.last_message);
+                let owned = OwnedPartition {
+                    recorded_offset: record.last_offset,
+                    record,
+                    revision,
+                    processed_offset,
+                    start_offset,
+                    is_topic_unverified: true,
+                    fingerprint,
+                };
+                Ok((owned, handed_over))
             }
             TxnOutcome::Conflict { .. } => Err(HandoffError::NotOwner(partition).into()),
         }
     }
 
-    /// Commits where the partition stands and waits for the answer: the coordinator accepts it from members of the current
-    /// generation only. Answers where consuming begins if nothing is recorded.
+    /// Commits the partition's offset and waits for the reply: the coordinator accepts a commit from members of the
+    /// current generation only. Returns the start offset for a partition without a record.
     fn confirm_generation(
         &self,
         consumer: &BaseConsumer<Callbacks>,
@@ -134,29 +144,29 @@ impl Shared {
         let failed = |error: rdkafka::error::KafkaError| {
             ClaimError::from(crate::RepositoryError::Unavailable(format!("Kafka: {error}")))
         };
-        let start = if last_offset >= 0 {
+        let start_offset = if last_offset >= 0 {
             last_offset + 1
         } else {
-            let mut asked = TopicPartitionList::new();
-            asked.add_partition(topic, number);
-            let committed = consumer.committed_offsets(asked, KAFKA_PATIENCE).map_err(failed)?;
-            match committed.elements().first().map(|one| one.offset()) {
+            let mut request = TopicPartitionList::new();
+            request.add_partition(topic, number);
+            let committed = consumer.committed_offsets(request, KAFKA_TIMEOUT).map_err(failed)?;
+            match committed.elements().first().map(|element| element.offset()) {
                 Some(Offset::Offset(offset)) => offset,
                 _ => {
                     let (low, high) =
-                        consumer.fetch_watermarks(topic, number, KAFKA_PATIENCE).map_err(failed)?;
+                        consumer.fetch_watermarks(topic, number, KAFKA_TIMEOUT).map_err(failed)?;
                     let reset = self.options.settings.get("auto.offset.reset").map(String::as_str);
                     if matches!(reset, Some("latest" | "largest" | "end")) { high } else { low }
                 }
             }
         };
         let mut commits = TopicPartitionList::new();
-        commits.add_partition_offset(topic, number, Offset::Offset(start)).map_err(failed)?;
+        commits.add_partition_offset(topic, number, Offset::Offset(start_offset)).map_err(failed)?;
         let sent = self.context.clock.monotonic_ns();
         match consumer.commit(&commits, CommitMode::Sync) {
             Ok(()) => {
                 self.validity.confirm(sent);
-                Ok(start)
+                Ok(start_offset)
             }
             Err(error) if is_superseded(&error) => Err(ClaimError::Superseded),
             Err(error) => Err(failed(error)),
@@ -164,10 +174,10 @@ impl Shared {
     }
 }
 
-/// Whether the coordinator says that this member's generation is over.
+/// True if the coordinator rejects this member's generation.
 fn is_superseded(error: &rdkafka::error::KafkaError) -> bool {
     use RDKafkaErrorCode as Code;
-    let over =
+    let superseded =
         [Code::IllegalGeneration, Code::UnknownMemberId, Code::RebalanceInProgress, Code::FencedInstanceId];
-    error.rdkafka_error_code().is_some_and(|code| over.contains(&code))
+    error.rdkafka_error_code().is_some_and(|code| superseded.contains(&code))
 }

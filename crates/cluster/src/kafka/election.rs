@@ -1,4 +1,4 @@
-//! Leadership by ownership: whoever Kafka gave the partition to is active, the others stand by.
+//! Leadership by partition ownership: the owner of the partition is active, every other member is standby.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -47,7 +47,7 @@ impl LeaderElection for KafkaElection {
         Box::pin(self.run())
     }
 
-    /// Who owns the partition, as its record says.
+    /// Reports the owner in the assignment record as the leader.
     fn observe(&self) -> LeaderChanges {
         let (sender, receiver) = watch::channel(None);
         let store = Arc::clone(&self.shared.context.repository);
@@ -101,21 +101,21 @@ impl Standing for KafkaStanding {
     fn is_valid(&self) -> bool {
         let shared = &self.election.shared;
         let owned = shared.owned.borrow().get(&*self.election.partition) == Some(&self.token);
-        owned && shared.is_fresh()
+        owned && shared.is_membership_valid()
     }
 
     fn lost(&self) -> BoxFuture<'_, SessionEnd> {
         Box::pin(async {
             let mut owned = self.election.shared.owned.subscribe();
             while self.is_valid() {
-                // Either way the loop looks for itself.
+                // The loop condition is evaluated again after a change and after the timeout.
                 let _ = tokio::time::timeout(Duration::from_millis(250), owned.changed()).await;
             }
-            SessionEnd::Taken("Kafka gave the partition to somebody else".to_owned())
+            SessionEnd::Taken("Kafka assigned the partition to another member".to_owned())
         })
     }
 
-    /// Kafka decides: a partition is given back by leaving the group.
+    /// Does nothing: Kafka assigns the partition, and a member releases it by leaving the group.
     fn resign(&self) -> BoxFuture<'_, Result<(), ElectionError>> {
         Box::pin(async { Ok(()) })
     }

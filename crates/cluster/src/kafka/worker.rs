@@ -1,4 +1,7 @@
-//! The worker: one thread, one consumer, the partitions it owns.
+//! The Kafka mode worker: one thread, one consumer, and the partitions it owns.
+//!
+//! Owns the offsets and the assignment records of these partitions, and calls the application's handler. It never
+//! writes a record without comparing its revision.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -29,18 +32,18 @@ use crate::keys;
 use crate::metrics::seconds;
 use crate::repository::{Compare, Txn, TxnOutcome};
 
-/// How long one poll waits.
-const POLL: Duration = Duration::from_millis(50);
-/// How long Kafka may take for one answer.
-pub(super) const KAFKA_PATIENCE: Duration = Duration::from_secs(3);
-/// Failures in a row after which somebody is told.
+/// Timeout of one poll.
+const POLL_TIMEOUT: Duration = Duration::from_millis(50);
+/// Timeout of one request to Kafka.
+pub(super) const KAFKA_TIMEOUT: Duration = Duration::from_secs(3);
+/// Consecutive failures between two warnings and `HandoffFailing` events.
 pub(super) const ALERT_AFTER: u32 = 5;
 
-/// Why a worker does not run.
+/// Why a worker could not be started.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum KafkaError {
-    /// The client refused its settings.
+    /// The Kafka client rejected its settings.
     #[error(transparent)]
     Client(#[from] rdkafka::error::KafkaError),
     /// The thread could not be started.
@@ -48,29 +51,29 @@ pub enum KafkaError {
     Thread(#[from] std::io::Error),
 }
 
-/// How a worker works.
+/// Settings of a [`KafkaWorker`].
 #[derive(Clone, Debug)]
 pub struct KafkaOptions {
-    /// Kafka servers.
+    /// Bootstrap servers, as a comma-separated list.
     pub bootstrap: String,
-    /// The consumer group; the assignments are recorded under its name.
+    /// The consumer group; assignment records are stored under its name.
     pub group: String,
-    /// What is consumed.
+    /// The topics to consume.
     pub topics: Vec<String>,
     /// The equipment of each partition, by its name `topic-number`.
     pub equipment: BTreeMap<String, Vec<String>>,
-    /// Further settings of the client.
+    /// Further settings of librdkafka.
     pub settings: BTreeMap<String, String>,
-    /// How long a member that is gone is waited for.
+    /// Session timeout of the group: a silent member is removed after it.
     pub session_timeout: Duration,
-    /// The state is recorded at least this often while messages come.
+    /// Checkpoint interval while messages arrive.
     pub checkpoint_every: Duration,
-    /// How large hand-offs are kept.
+    /// Storage limits of hand-offs.
     pub handoffs: HandoffOptions,
 }
 
 impl KafkaOptions {
-    /// The usual settings.
+    /// Default settings.
     pub fn new(bootstrap: impl Into<String>, group: impl Into<String>, topics: &[&str]) -> Self {
         Self {
             bootstrap: bootstrap.into(),
@@ -85,22 +88,22 @@ impl KafkaOptions {
     }
 }
 
-/// A message.
+/// A consumed message.
 #[derive(Clone, Copy, Debug)]
 pub struct KafkaMessage<'a> {
-    /// Its partition, as `topic-number`.
+    /// Partition name, as `topic-number`.
     pub partition: &'a str,
-    /// Its offset.
+    /// Offset in the partition.
     pub offset: i64,
-    /// Its key.
+    /// Message key; `None` if null.
     pub key: Option<&'a [u8]>,
-    /// What it holds.
+    /// Message value; `None` if null.
     pub value: Option<&'a [u8]>,
 }
 
 /// The application's side: called on the worker's thread, one call at a time.
 pub trait KafkaHandler: Send + 'static {
-    /// The partition is ours, with what the owner before left.
+    /// The partition was claimed; `handed_over` is the state of the previous owner.
     fn on_assigned(
         &mut self,
         partition: &str,
@@ -109,42 +112,43 @@ pub trait KafkaHandler: Send + 'static {
         handed_over: Option<HandedOver>,
     );
 
-    /// Works on a message. An error stops the worker: the message is consumed again by whoever owns the partition then.
+    /// Processes a message. An error stops the worker: the next owner of the partition consumes the message again.
     fn on_message(&mut self, message: KafkaMessage<'_>) -> Result<(), String>;
 
-    /// The state after everything consumed so far.
+    /// Returns the state after all messages consumed so far.
     fn checkpoint(&mut self, partition: &str) -> Handoff;
 
-    /// The partition is not ours any more: what is known about it is dropped.
+    /// The partition was revoked or lost: the handler drops its state.
     fn on_released(&mut self, partition: &str);
 }
 
-pub(super) struct Held {
+/// A claimed partition.
+pub(super) struct OwnedPartition {
     pub(super) record: AssignmentRecord,
     pub(super) revision: i64,
-    /// The last offset that was worked on.
-    pub(super) offset: i64,
-    /// The last offset that is recorded.
-    pub(super) recorded: i64,
-    /// Where consuming begins when nothing is recorded: what Kafka had committed, or where its reset policy points.
-    pub(super) start: i64,
-    /// Set until the first message after an assignment shows whether the topic is the one the record was written for.
-    pub(super) is_unproven: bool,
-    /// Fingerprint of the last message that was worked on.
-    pub(super) witness: u32,
+    /// The last processed offset; -1 if there is none.
+    pub(super) processed_offset: i64,
+    /// The last offset in the assignment record; -1 if there is none.
+    pub(super) recorded_offset: i64,
+    /// The start offset without a record: the committed offset, or the one of the reset policy.
+    pub(super) start_offset: i64,
+    /// True until the first message after an assignment shows whether the topic was recreated since the record.
+    pub(super) is_topic_unverified: bool,
+    /// Fingerprint of the last processed message.
+    pub(super) fingerprint: u32,
 }
 
-impl Held {
-    /// Where the next owner would go on.
-    fn position(&self) -> i64 {
-        if self.recorded >= 0 { self.recorded + 1 } else { self.start }
+impl OwnedPartition {
+    /// The offset at which the next owner would continue.
+    fn next_offset(&self) -> i64 {
+        if self.recorded_offset >= 0 { self.recorded_offset + 1 } else { self.start_offset }
     }
 }
 
 struct State {
     handler: Box<dyn KafkaHandler>,
-    held: BTreeMap<String, Held>,
-    /// Assigned by Kafka and not claimed: the store was away, or another worker had the record. Claimed when possible.
+    held: BTreeMap<String, OwnedPartition>,
+    /// Assigned by Kafka and not claimed: the repository was unavailable, or another worker had the record. Retried.
     unclaimed: BTreeSet<String>,
 }
 
@@ -161,39 +165,40 @@ pub(super) struct Shared {
     failed: Mutex<Option<String>>,
 }
 
-/// The name of a partition.
-pub(super) fn name_of(topic: &str, partition: i32) -> String {
+/// Partition name `topic-number`.
+pub(super) fn partition_name(topic: &str, partition: i32) -> String {
     format!("{topic}-{partition}")
 }
 
-/// Topic and number of a partition's name.
-fn split_name(partition: &str) -> Option<(&str, i32)> {
+/// Topic and number of a partition name.
+fn parse_partition_name(partition: &str) -> Option<(&str, i32)> {
     let (topic, number) = partition.rsplit_once('-')?;
     Some((topic, number.parse().ok()?))
 }
 
-/// Where consuming begins: at the last message that the record includes, which shows whether the topic is still the same.
-fn first_offset(held: &Held) -> Offset {
-    Offset::Offset(if held.offset >= 0 { held.offset } else { held.start })
+/// The first offset to consume: the last message that the record includes, which shows whether the topic was recreated.
+fn seek_offset(owned: &OwnedPartition) -> Offset {
+    Offset::Offset(if owned.processed_offset >= 0 { owned.processed_offset } else { owned.start_offset })
 }
 
-/// Tells a message apart from another one at the same offset.
-fn fingerprint(message: &rdkafka::message::BorrowedMessage<'_>) -> u32 {
+/// Checksum that distinguishes a message from another one at the same offset.
+fn fingerprint_of(message: &rdkafka::message::BorrowedMessage<'_>) -> u32 {
     let time = message.timestamp().to_millis().unwrap_or(-1);
     let crc = crc32c::crc32c(&time.to_le_bytes());
     let crc = crc32c::crc32c_append(crc, message.key().unwrap_or_default());
     crc32c::crc32c_append(crc, message.payload().unwrap_or_default())
 }
 
-/// Whether the first message after an assignment shows another topic than the one the record was written for: an older
-/// offset than asked for, or another message where the last one was. Compaction and retention remove messages and
-/// never do either.
-fn is_recreated(held: &Held, offset: i64, witness: u32) -> bool {
-    held.offset >= 0
-        && (offset < held.offset || (offset == held.offset && held.witness != 0 && witness != held.witness))
+/// True if the first message after an assignment shows that the topic was recreated since the record: its offset is
+/// below the requested one, or the message at the recorded offset has another fingerprint. Compaction and retention
+/// remove messages and cause neither.
+fn is_recreated(owned: &OwnedPartition, offset: i64, fingerprint: u32) -> bool {
+    let processed = owned.processed_offset;
+    let is_other = owned.fingerprint != 0 && fingerprint != owned.fingerprint;
+    processed >= 0 && (offset < processed || (offset == processed && is_other))
 }
 
-/// The claim of a partition, for transactions that are fenced by it.
+/// The key of a partition's claim, for transactions that are fenced by it.
 pub(super) fn claim_key(group: &str, partition: &str) -> String {
     keys::leader(&format!("{}/{}", keys::segment(group), keys::segment(partition)))
 }
@@ -207,9 +212,9 @@ impl Shared {
         &self.options.group
     }
 
-    /// Whether the group coordinator cannot have given our partitions away yet, by this process's clock: it accepted a
-    /// commit of this member's generation less than a session timeout ago.
-    pub(super) fn is_fresh(&self) -> bool {
+    /// True if the group coordinator cannot have reassigned this member's partitions yet, by the local clock: it
+    /// accepted a commit of this generation less than a session timeout ago.
+    pub(super) fn is_membership_valid(&self) -> bool {
         self.validity.is_valid(self.context.clock.monotonic_ns())
     }
 
@@ -223,7 +228,7 @@ impl Shared {
     pub(super) fn alert(&self, partition: &str, failures: u32, reason: &str) {
         self.context.metrics.handoff_retries.inc();
         if failures.is_multiple_of(ALERT_AFTER) {
-            tracing::warn!(partition, failures, reason, "a hand-off fails again and again");
+            tracing::warn!(partition, failures, reason, "hand-off failing repeatedly");
             self.context.events.publish(ClusterEvent::HandoffFailing {
                 group: self.options.group.clone(),
                 partition: partition.to_owned(),
@@ -233,36 +238,37 @@ impl Shared {
         }
     }
 
-    /// Commits in the background where everything stands: for tools, and as the proof that this member is still in the
-    /// current generation.
+    /// Commits the offsets of all owned partitions asynchronously: for tools, and as the proof that this member is in
+    /// the current generation.
     fn commit(&self, consumer: &BaseConsumer<Callbacks>) {
         self.validity.send(self.context.clock.monotonic_ns(), || {
             let mut commits = TopicPartitionList::new();
             for (partition, held) in &self.state().held {
-                if let Some((topic, number)) = split_name(partition) {
-                    // A list takes any offset that is none of the special ones.
-                    let _ = commits.add_partition_offset(topic, number, Offset::Offset(held.position()));
+                if let Some((topic, number)) = parse_partition_name(partition) {
+                    // Fails only for reserved offset values.
+                    let _ = commits.add_partition_offset(topic, number, Offset::Offset(held.next_offset()));
                 }
             }
             commits.count() > 0 && consumer.commit(&commits, CommitMode::Async).is_ok()
         });
     }
 
-    /// The coordinator's answer to the commit under way.
+    /// Takes the coordinator's reply to the commit in flight.
     fn on_committed(&self, result: KafkaResult<()>, offsets: &TopicPartitionList) {
-        let refused = offsets.elements().iter().find_map(|one| one.error().err());
-        let error = result.err().or(refused);
-        self.validity.on_answer(error.is_none());
+        let rejected = offsets.elements().iter().find_map(|element| element.error().err());
+        let error = result.err().or(rejected);
+        self.validity.on_reply(error.is_none());
         if let Some(error) = error {
             tracing::debug!(%error, "offset commit failed");
         }
     }
 
-    /// Records the state of a partition; with `release` it is let go in the same step.
+    /// Writes the state and the offset of a partition to its assignment record; with `release`, the same write clears
+    /// the owner.
     async fn record(
         &self,
         partition: &str,
-        held: &mut Held,
+        held: &mut OwnedPartition,
         handoff: &Handoff,
         release: bool,
     ) -> Result<(), HandoffError> {
@@ -271,8 +277,8 @@ impl Shared {
         self.context.metrics.handoff_bytes.observe(handoff.checkpoint.len() as f64);
         let mut record = held.record.clone();
         record.workflow_handoff = Some(stored.clone());
-        record.last_offset = held.offset;
-        record.last_message = held.witness;
+        record.last_offset = held.processed_offset;
+        record.last_message = held.fingerprint;
         record.updated_at = self.context.clock.wall_ms();
         if release {
             record.owner_node_id.clear();
@@ -281,7 +287,7 @@ impl Shared {
         let txn =
             Txn::new().when(Compare::ModRevision(key.clone(), held.revision)).put(&key, record.to_bytes());
         let outcome = match self.context.repository.txn(txn).await {
-            // Read what became of it: our own bytes at a later revision are ours.
+            // Unknown outcome: if the record has our bytes at a later revision, the write succeeded.
             Err(crate::RepositoryError::Unknown) => match self.context.repository.get(&key).await? {
                 Some(entry) if entry.value == record.to_bytes() => {
                     TxnOutcome::Done { revision: entry.mod_revision }
@@ -298,7 +304,7 @@ impl Shared {
                 let took = self.context.clock.monotonic_ns().saturating_sub(began);
                 self.context.metrics.handoff_time.observe(seconds(took));
                 self.handoffs.sweep(&self.options.group, partition, Some(&stored)).await;
-                held.recorded = held.offset;
+                held.recorded_offset = held.processed_offset;
                 held.revision = revision;
                 held.record = record;
                 Ok(())
@@ -309,24 +315,24 @@ impl Shared {
 
     fn on_assigned(&self, consumer: &BaseConsumer<Callbacks>, list: &mut TopicPartitionList) {
         let partitions: Vec<(String, i32)> =
-            list.elements().iter().map(|one| (one.topic().to_owned(), one.partition())).collect();
+            list.elements().iter().map(|entry| (entry.topic().to_owned(), entry.partition())).collect();
         for (topic, number) in partitions {
-            // Kafka gives partitions away from a member that does not come back from here in time.
-            let patience = self.options.session_timeout / 4;
-            match self.claim(consumer, &topic, number, patience) {
+            // Kafka reassigns the partitions of a member that does not return from this callback in time.
+            let timeout = self.options.session_timeout / 4;
+            match self.claim(consumer, &topic, number, timeout) {
                 Some((held, handed_over)) => {
-                    if let Err(error) = list.set_partition_offset(&topic, number, first_offset(&held)) {
+                    if let Err(error) = list.set_partition_offset(&topic, number, seek_offset(&held)) {
                         tracing::warn!(%error, topic, number, "consumer position not set");
                     }
-                    self.begin(&name_of(&topic, number), held, handed_over);
+                    self.start_processing(&partition_name(&topic, number), held, handed_over);
                 }
-                None => drop(self.state().unclaimed.insert(name_of(&topic, number))),
+                None => drop(self.state().unclaimed.insert(partition_name(&topic, number))),
             }
         }
     }
 
-    /// Lets the work on a claimed partition begin.
-    fn begin(&self, partition: &str, held: Held, handed_over: Option<HandedOver>) {
+    /// Starts processing a claimed partition.
+    fn start_processing(&self, partition: &str, held: OwnedPartition, handed_over: Option<HandedOver>) {
         let began = self.context.clock.monotonic_ns();
         let event =
             TopologyEvent::new(&self.options.group, partition, TopologyChange::Assigned, &held.record);
@@ -341,23 +347,23 @@ impl Shared {
         self.context.metrics.assigned_to_ready_time.observe(seconds(took));
     }
 
-    /// Claims what Kafka has assigned and could not be claimed before, and consumes it from where its record stands.
+    /// Claims assigned partitions whose claim failed before, and consumes them from the offset in their record.
     fn claim_unclaimed(&self, consumer: &BaseConsumer<Callbacks>) {
         let unclaimed: Vec<String> = self.state().unclaimed.iter().cloned().collect();
         for partition in unclaimed {
-            let Some((topic, number)) = split_name(&partition) else { continue };
+            let Some((topic, number)) = parse_partition_name(&partition) else { continue };
             let Some((held, handed_over)) = self.claim(consumer, topic, number, Duration::ZERO) else {
                 continue;
             };
-            match consumer.seek(topic, number, first_offset(&held), KAFKA_PATIENCE) {
-                Ok(()) => self.begin(&partition, held, handed_over),
+            match consumer.seek(topic, number, seek_offset(&held), KAFKA_TIMEOUT) {
+                Ok(()) => self.start_processing(&partition, held, handed_over),
                 Err(error) => tracing::warn!(%error, partition, "consumer position not set"),
             }
         }
     }
 
-    /// Hands a partition over, or drops it when it is not ours any more.
-    fn give(&self, partition: &str, lost: bool) -> Option<i64> {
+    /// Releases a partition: records its hand-off, or drops it if the assignment was lost. Returns the recorded offset.
+    fn release(&self, partition: &str, lost: bool) -> Option<i64> {
         let mut state = self.state();
         state.unclaimed.remove(partition);
         let mut held = state.held.remove(partition)?;
@@ -375,8 +381,8 @@ impl Shared {
                     Err(HandoffError::NotOwner(_)) => break,
                     Err(error) => {
                         self.alert(partition, backoff.failures() + 1, &error.to_string());
-                        // Kafka gives the partition away at some point whether or not this works; what was recorded
-                        // before is what the next owner has then.
+                        // Kafka reassigns the partition in any case; the next owner then continues from the last
+                        // record that was written.
                         if backoff.failures() > 30 || matches!(error, HandoffError::TooLarge { .. }) {
                             break;
                         }
@@ -389,43 +395,43 @@ impl Shared {
         drop(state);
         let event = TopologyEvent::new(&self.options.group, partition, change, &held.record);
         self.context.events.publish(ClusterEvent::Topology(event));
-        (change == TopologyChange::Revoked && held.recorded >= 0).then_some(held.recorded)
+        (change == TopologyChange::Revoked && held.recorded_offset >= 0).then_some(held.recorded_offset)
     }
 
     fn on_revoked(&self, consumer: &BaseConsumer<Callbacks>, list: &TopicPartitionList) {
         let lost = consumer.assignment_lost();
         let mut commits = TopicPartitionList::new();
-        for one in list.elements() {
-            if let Some(offset) = self.give(&name_of(one.topic(), one.partition()), lost) {
-                // A list takes any offset that is none of the special ones.
-                let _ =
-                    commits.add_partition_offset(one.topic(), one.partition(), Offset::Offset(offset + 1));
+        for element in list.elements() {
+            if let Some(offset) = self.release(&partition_name(element.topic(), element.partition()), lost) {
+                // Fails only for reserved offset values.
+                let next = Offset::Offset(offset + 1);
+                let _ = commits.add_partition_offset(element.topic(), element.partition(), next);
             }
         }
         if commits.count() > 0
             && let Err(error) = consumer.commit(&commits, CommitMode::Sync)
         {
-            // The record has the position; this is for tools.
-            tracing::debug!(%error, "offsets were not committed");
+            // The record has the offset; the commit is for tools.
+            tracing::debug!(%error, "offset commit on revoke failed");
         }
     }
 
-    /// Records what has moved on since the last time.
+    /// Writes the records of partitions with messages processed since their last record.
     fn checkpoint(&self) {
-        let moved: Vec<String> = {
+        let advanced: Vec<String> = {
             let state = self.state();
-            let moved = state.held.iter().filter(|(_, held)| held.offset > held.recorded);
-            moved.map(|(partition, _)| partition.clone()).collect()
+            let advanced = state.held.iter().filter(|(_, held)| held.processed_offset > held.recorded_offset);
+            advanced.map(|(partition, _)| partition.clone()).collect()
         };
-        for partition in moved {
+        for partition in advanced {
             let mut state = self.state();
             let handoff = state.handler.checkpoint(&partition);
             let Some(mut held) = state.held.remove(&partition) else { continue };
             match self.runtime.block_on(self.record(&partition, &mut held, &handoff, false)) {
                 Ok(()) => drop(state.held.insert(partition, held)),
                 Err(HandoffError::NotOwner(_)) => {
-                    // Another worker has claimed it. While Kafka assigns it to this one, it is claimed back, from the
-                    // record that is there then.
+                    // Another worker has claimed the partition. While Kafka assigns it to this worker, it claims the
+                    // partition again, from the record that it finds then.
                     state.handler.on_released(&partition);
                     state.unclaimed.insert(partition.clone());
                     let event = TopologyEvent::new(
@@ -446,29 +452,30 @@ impl Shared {
     }
 
     fn run(&self, consumer: &BaseConsumer<Callbacks>) {
-        let every = u64::try_from(self.options.checkpoint_every.as_nanos()).unwrap_or(u64::MAX);
-        let mut checkpointed = self.context.clock.monotonic_ns();
+        let interval_ns = u64::try_from(self.options.checkpoint_every.as_nanos()).unwrap_or(u64::MAX);
+        let mut checkpointed_ns = self.context.clock.monotonic_ns();
         while !self.stopping.load(Ordering::SeqCst) && !self.context.scope.shutdown().is_stopped() {
-            match consumer.poll(POLL) {
+            match consumer.poll(POLL_TIMEOUT) {
                 Some(Ok(message)) => {
-                    let partition = name_of(message.topic(), message.partition());
+                    let partition = partition_name(message.topic(), message.partition());
                     let mut state = self.state();
-                    let witness = fingerprint(&message);
-                    if let Some(held) = state.held.get_mut(&partition).filter(|held| held.is_unproven) {
-                        held.is_unproven = false;
-                        if is_recreated(held, message.offset(), witness) {
+                    let fingerprint = fingerprint_of(&message);
+                    if let Some(held) = state.held.get_mut(&partition).filter(|held| held.is_topic_unverified)
+                    {
+                        held.is_topic_unverified = false;
+                        if is_recreated(held, message.offset(), fingerprint) {
                             tracing::warn!(
                                 partition,
-                                offset = held.offset,
-                                "topic recreated: consuming from its start"
+                                offset = held.processed_offset,
+                                "topic recreated; consuming from its start"
                             );
-                            (held.offset, held.recorded, held.start) = (-1, -1, 0);
+                            (held.processed_offset, held.recorded_offset, held.start_offset) = (-1, -1, 0);
                             if message.offset() > 0
                                 && let Err(error) = consumer.seek(
                                     message.topic(),
                                     message.partition(),
                                     Offset::Beginning,
-                                    KAFKA_PATIENCE,
+                                    KAFKA_TIMEOUT,
                                 )
                             {
                                 tracing::warn!(%error, partition, "consumer position not set");
@@ -477,21 +484,23 @@ impl Shared {
                             }
                         }
                     }
-                    // Fetched before it was revoked or lost: not ours to work on.
-                    let is_next =
-                        state.held.get(&partition).is_some_and(|held| message.offset() > held.offset);
+                    // A message fetched before its partition was revoked or lost is not processed.
+                    let is_next = state
+                        .held
+                        .get(&partition)
+                        .is_some_and(|held| message.offset() > held.processed_offset);
                     if is_next {
-                        let worked = state.handler.on_message(KafkaMessage {
+                        let processed = state.handler.on_message(KafkaMessage {
                             partition: &partition,
                             offset: message.offset(),
                             key: message.key(),
                             value: message.payload(),
                         });
-                        match worked {
+                        match processed {
                             Ok(()) => {
                                 if let Some(held) = state.held.get_mut(&partition) {
-                                    held.offset = message.offset();
-                                    held.witness = witness;
+                                    held.processed_offset = message.offset();
+                                    held.fingerprint = fingerprint;
                                 }
                             }
                             Err(error) => {
@@ -499,7 +508,7 @@ impl Shared {
                                     partition,
                                     offset = message.offset(),
                                     error,
-                                    "the work failed"
+                                    "message handler failed; worker stopped"
                                 );
                                 *self.failed.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
                                 return;
@@ -508,23 +517,23 @@ impl Shared {
                     }
                 }
                 Some(Err(error)) => {
-                    tracing::debug!(%error, "the consumer says");
+                    tracing::debug!(%error, "consumer error");
                     std::thread::sleep(Duration::from_millis(10));
                 }
                 None => {}
             }
             let now = self.context.clock.monotonic_ns();
-            if now.saturating_sub(checkpointed) >= every {
+            if now.saturating_sub(checkpointed_ns) >= interval_ns {
                 self.checkpoint();
                 self.claim_unclaimed(consumer);
                 self.commit(consumer);
-                checkpointed = now;
+                checkpointed_ns = now;
             }
         }
     }
 }
 
-/// What librdkafka calls.
+/// The rebalance and commit callbacks of librdkafka.
 pub(super) struct Callbacks(Arc<Shared>);
 
 impl ClientContext for Callbacks {}
@@ -543,7 +552,7 @@ impl ConsumerContext for Callbacks {
             }
         };
         if let Err(error) = done {
-            tracing::warn!(%error, "a rebalance was not carried out");
+            tracing::warn!(%error, "rebalance not applied");
         }
     }
 
@@ -552,14 +561,14 @@ impl ConsumerContext for Callbacks {
     }
 }
 
-/// Works on the partitions that Kafka gives to this process.
+/// Consumes the partitions that Kafka assigns to this process.
 pub struct KafkaWorker {
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl KafkaWorker {
-    /// Joins the consumer group, on a thread of its own. The store is asked on the current runtime.
+    /// Joins the consumer group, on a thread of its own. Requests to the repository run on the current runtime.
     pub fn start(
         context: &Context,
         options: KafkaOptions,
@@ -572,7 +581,7 @@ impl KafkaWorker {
             .set("client.id", &*context.node_id)
             .set("session.timeout.ms", options.session_timeout.as_millis().to_string())
             .set("auto.offset.reset", "earliest")
-            // The record decides where to go on; what Kafka knows is for people.
+            // The assignment record decides the offset; the committed offset is for operators.
             .set("enable.auto.commit", "false")
             .set("enable.auto.offset.store", "false");
         for (name, value) in &options.settings {
@@ -597,50 +606,50 @@ impl KafkaWorker {
         let thread = std::thread::Builder::new().name("moim-kafka-worker".to_owned()).spawn(move || {
             worker.run(&consumer);
             if worker.crashed.load(Ordering::SeqCst) {
-                // Neither leaves the group nor answers it; the process's end takes it away.
+                // Neither leaves the group nor answers it any more; the end of the process closes it.
                 std::mem::forget(consumer);
                 return;
             }
-            // What is still held is handed over while the group membership stands.
+            // Partitions still owned are released while this member is in the group.
             let held: Vec<String> = worker.state().held.keys().cloned().collect();
             let failed = worker.failed.lock().unwrap_or_else(PoisonError::into_inner).is_some();
             for partition in held {
-                worker.give(&partition, failed);
+                worker.release(&partition, failed);
             }
             consumer.unsubscribe();
         })?;
         Ok(Self { shared, thread: Some(thread) })
     }
 
-    /// The partitions this process works on, with their fencing tokens.
+    /// The partitions that this process owns, with their fencing tokens.
     pub fn owned(&self) -> BTreeMap<String, i64> {
         self.shared.owned.borrow().clone()
     }
 
-    /// Leadership of a partition: active while this process owns it, standby else.
+    /// Leadership of a partition: active while this process owns it, otherwise standby.
     pub fn election(&self, partition: &str) -> KafkaElection {
         KafkaElection::new(Arc::clone(&self.shared), partition)
     }
 
-    /// Why the work stopped by itself, if it has.
+    /// The handler error that stopped the worker, if any.
     pub fn failure(&self) -> Option<String> {
         self.shared.failed.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// As if the process had died: nothing is recorded any more, nobody is told, and Kafka finds out by itself. For
-    /// tests of what is built on this.
+    /// Simulates a crash of the process: writes no record and does not leave the group, so that Kafka has to detect
+    /// the failure. For tests of applications.
     pub fn crash(mut self) {
         self.shared.crashed.store(true, Ordering::SeqCst);
         self.shared.stopping.store(true, Ordering::SeqCst);
-        // The thread keeps its consumer, silent, so that it neither leaves the group nor commits.
+        // The thread keeps its consumer without polling it, so that it neither leaves the group nor commits.
         drop(self.thread.take());
     }
 
-    /// Hands everything over and leaves the group.
+    /// Releases all partitions with their hand-offs and leaves the group.
     pub async fn stop(mut self) {
         self.shared.stopping.store(true, Ordering::SeqCst);
         if let Some(thread) = self.thread.take() {
-            // A panic of the work ends its thread and was reported there.
+            // A panic of the handler ended the thread and was reported there.
             let _ = tokio::task::spawn_blocking(move || thread.join()).await;
         }
     }

@@ -13,7 +13,7 @@ use moim_coord::{
     self as coord, Command, CoordError, Coordinator, Origin, RangeRequest, WatchItem, WatchStream,
 };
 
-use crate::etcd::prefix_range;
+use crate::prefix_range;
 use crate::repository::{
     BoxFuture, Compare, Entry, Event, Lease, LeaseId, Op, RepositoryError, StateRepository, Txn, TxnOutcome,
     Watch, WatchGap,

@@ -20,7 +20,6 @@ use crate::repository::{
 
 mod feed;
 mod leases;
-pub mod record;
 pub mod state;
 
 use feed::Feed;
@@ -103,12 +102,6 @@ impl<L: Log> Engine<L> {
     pub fn on_durable(&self, durable_end: i64) {
         self.feed.publish(durable_end);
         self.durable.notify_waiters();
-    }
-
-    /// The log.
-    #[cfg(test)]
-    pub(crate) fn log(&self) -> &L {
-        &self.log
     }
 
     fn lock(&self) -> MutexGuard<'_, Core> {

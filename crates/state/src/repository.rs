@@ -377,6 +377,25 @@ pub trait StateRepository: Send + Sync + 'static {
     }
 }
 
+/// The end of the range of all keys that start with `prefix`; for an empty prefix, of all keys.
+pub fn prefix_end(prefix: &[u8]) -> Vec<u8> {
+    let mut end = prefix.to_vec();
+    while let Some(last) = end.pop() {
+        if last < u8::MAX {
+            end.push(last + 1);
+            return end;
+        }
+    }
+    vec![0]
+}
+
+/// The first key and the end of the range of all keys that start with `prefix`.
+pub fn prefix_range(prefix: &[u8]) -> (Vec<u8>, Vec<u8>) {
+    // No key is empty; a single zero byte is the first possible key.
+    let start = if prefix.is_empty() { vec![0] } else { prefix.to_vec() };
+    (start, prefix_end(prefix))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
