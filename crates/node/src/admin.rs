@@ -1,14 +1,14 @@
-//! HTTP on the admin port: liveness, readiness, metrics, facts about the node.
+//! HTTP server of the admin port: liveness, readiness, metrics, node facts and cluster operations.
 //!
-//! Runs on the main thread. Invariants: `/livez` says only that this thread turns, and never depends on
-//! recovery (a supervisor must not kill a node that is busy recovering); nothing here takes a lock of the
-//! hot paths; [`limits`] bounds connections and time, and no handler reads a body.
+//! Runs on the main thread. Invariants: `/livez` proves only that this thread makes progress, and never depends on
+//! recovery (a supervisor must not kill a node that is recovering). No handler takes a lock of the hot paths.
+//! [`limits`] bounds connections and time. No handler reads a body.
 
 mod cluster;
 mod limits;
 mod slots;
 
-pub(crate) use self::cluster::OUTSIDE;
+pub use self::cluster::NOT_IN_CLUSTER;
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -26,7 +26,7 @@ use tokio::net::TcpListener;
 
 use crate::control::report::ClusterApi;
 
-/// Whether the node serves, as `/readyz` tells it.
+/// Readiness of the node (`/readyz`).
 #[derive(Clone)]
 pub(crate) struct Readiness {
     state: Arc<Mutex<ReadyState>>,
@@ -34,49 +34,49 @@ pub(crate) struct Readiness {
 
 #[derive(Default)]
 struct ReadyState {
-    /// Why the node as a whole does not serve.
+    /// Startup or shutdown stage; `None` while the node serves.
     stage: Option<String>,
-    /// What must hold while it serves, and does not.
+    /// Failing readiness conditions, with their reasons.
     failing: BTreeMap<&'static str, String>,
 }
 
 impl Readiness {
-    /// Not ready, for this reason.
-    pub(crate) fn not_yet(reason: &str) -> Self {
+    /// A node that is not ready, for this reason.
+    pub(crate) fn not_ready_because(reason: &str) -> Self {
         let state = ReadyState { stage: Some(reason.to_owned()), failing: BTreeMap::new() };
         Self { state: Arc::new(Mutex::new(state)) }
     }
 
-    /// From now on the node serves.
+    /// Marks the node as ready.
     pub(crate) fn ready(&self) {
         self.lock().stage = None;
     }
 
-    /// From now on it does not, for this reason.
+    /// Marks the node as not ready, for this reason.
     pub(crate) fn not_ready(&self, reason: &str) {
         self.lock().stage = Some(reason.to_owned());
     }
 
-    /// The start waits for something. Said in the log when it is something else than before.
-    pub(crate) fn waits(&self, reason: &str) {
+    /// Sets the reason why the start waits. A changed reason is logged.
+    pub(crate) fn set_waiting(&self, reason: &str) {
         let mut state = self.lock();
         if state.stage.as_deref() != Some(reason) {
-            tracing::info!("{reason}");
+            tracing::info!(reason, "startup waiting");
             state.stage = Some(reason.to_owned());
         }
     }
 
-    /// Something that must hold does not.
-    pub(crate) fn fails(&self, what: &'static str, reason: &str) {
-        if self.lock().failing.insert(what, reason.to_owned()).is_none() {
-            tracing::warn!("not ready: {reason}");
+    /// Marks a readiness condition as failing.
+    pub(crate) fn set_failing(&self, condition: &'static str, reason: &str) {
+        if self.lock().failing.insert(condition, reason.to_owned()).is_none() {
+            tracing::warn!(condition, reason, "readiness condition failed");
         }
     }
 
-    /// It holds again.
-    pub(crate) fn holds(&self, what: &'static str) {
-        if self.lock().failing.remove(what).is_some() {
-            tracing::info!(what, "holds again");
+    /// Marks a readiness condition as restored.
+    pub(crate) fn clear_failing(&self, condition: &'static str) {
+        if self.lock().failing.remove(condition).is_some() {
+            tracing::info!(condition, "readiness condition restored");
         }
     }
 
@@ -90,38 +90,38 @@ impl Readiness {
     }
 }
 
-/// What `/api/v1/node` answers.
+/// Node part of the `/api/v1/node` response.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct NodeFacts {
-    /// The stable node number.
+    /// Node id.
     pub(crate) node_id: i32,
-    /// The cluster; empty until there is one.
+    /// Cluster id; empty before the node is in a cluster.
     pub(crate) cluster_id: String,
-    /// The life of the data folder.
+    /// Incarnation of the data directory.
     pub(crate) incarnation: u64,
-    /// This build.
+    /// Moim version.
     pub(crate) version: String,
-    /// The failure domain, or null.
+    /// Failure domain, or null.
     pub(crate) zone: Option<String>,
-    /// The process.
+    /// Process id.
     pub(crate) pid: u32,
-    /// Milliseconds since 1970 when it started.
+    /// Start time, in milliseconds since 1970.
     pub(crate) started_at_ms: i64,
 }
 
-/// Everything the handlers share.
+/// Shared state of the handlers.
 pub(crate) struct Admin {
-    /// Told by the serving code.
+    /// Readiness, set by the startup and by the health checks.
     pub(crate) readiness: Readiness,
     /// The registry behind `/metrics`.
     pub(crate) metrics: Arc<Metrics>,
-    /// The node.
+    /// Facts about the node.
     pub(crate) facts: Mutex<NodeFacts>,
-    /// The cluster, once the node is in one.
+    /// Cluster operations, once the node is in a cluster.
     pub(crate) cluster: OnceLock<ClusterApi>,
     /// The store, once it serves.
     pub(crate) slots: OnceLock<Arc<moim_slots::service::Service>>,
-    /// The addresses clients reach, known once the listeners exist.
+    /// Listener addresses, once the listeners are bound.
     pub(crate) listeners: Mutex<Listeners>,
 }
 
@@ -130,7 +130,7 @@ impl Admin {
         self.facts.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// The node has a cluster and, perhaps, another life from now on.
+    /// Sets the cluster id and the incarnation after the cluster formation.
     pub(crate) fn set_identity(&self, cluster_id: &str, incarnation: u64) {
         let mut facts = self.facts.lock().unwrap_or_else(PoisonError::into_inner);
         facts.cluster_id = cluster_id.to_owned();
@@ -138,22 +138,22 @@ impl Admin {
     }
 }
 
-/// The addresses of the listeners that exist.
+/// Addresses of the bound listeners.
 #[derive(Clone, Debug, Default, Serialize)]
 pub(crate) struct Listeners {
-    /// The Kafka protocol.
+    /// Kafka protocol.
     pub(crate) kafka: Option<SocketAddr>,
-    /// The Redis protocol: this node's home shard.
+    /// Redis protocol: this node's home shard.
     pub(crate) redis: Option<SocketAddr>,
-    /// The etcd protocol.
+    /// etcd protocol.
     pub(crate) etcd: Option<SocketAddr>,
-    /// HTTP.
+    /// HTTP admin API.
     pub(crate) admin: Option<SocketAddr>,
-    /// Other nodes.
+    /// Peer protocol of the other nodes.
     pub(crate) peer: Option<SocketAddr>,
 }
 
-/// Starts to serve; ends when `scope` is told to stop.
+/// Serves the admin port until the shutdown of `scope`.
 pub(crate) fn serve(listener: TcpListener, admin: Arc<Admin>, max_connections: u32, scope: &Scope) {
     let shutdown: Shutdown = scope.shutdown().clone();
     let app = router(admin);
@@ -162,10 +162,10 @@ pub(crate) fn serve(listener: TcpListener, admin: Arc<Admin>, max_connections: u
         tokio::select! {
             served = axum::serve(listener, app) => {
                 if let Err(error) = served {
-                    tracing::error!(%error, "the admin listener failed");
+                    tracing::error!(%error, "admin listener failed");
                 }
             }
-            // The last answers are short; nobody's data is lost when they are cut.
+            // Responses in progress are cut off: they are short and carry no data to lose.
             () = shutdown.stopped() => {}
         }
     });
@@ -194,7 +194,7 @@ fn router(admin: Arc<Admin>) -> Router {
         .with_state(admin)
 }
 
-/// Asks for the quorum now: what the node's own lease says of it is seconds old.
+/// Checks the quorum at request time: the result of the last lease renewal may be seconds old.
 async fn readyz(State(admin): State<Arc<Admin>>) -> Response {
     let mut reason = admin.readiness.reason();
     if reason.is_none()
@@ -216,7 +216,7 @@ async fn metrics(State(admin): State<Arc<Admin>>) -> impl IntoResponse {
 
 async fn node(State(admin): State<Arc<Admin>>) -> impl IntoResponse {
     #[derive(Serialize)]
-    struct Answer {
+    struct NodeResponse {
         #[serde(flatten)]
         facts: NodeFacts,
         ready: bool,
@@ -226,7 +226,7 @@ async fn node(State(admin): State<Arc<Admin>>) -> impl IntoResponse {
     let reason = admin.readiness.reason();
     let listeners = admin.listeners.lock().unwrap_or_else(PoisonError::into_inner).clone();
     let facts = admin.facts();
-    Json(Answer { facts, ready: reason.is_none(), not_ready_because: reason, listeners })
+    Json(NodeResponse { facts, ready: reason.is_none(), not_ready_because: reason, listeners })
 }
 
 async fn index(State(admin): State<Arc<Admin>>) -> Html<String> {

@@ -1,21 +1,22 @@
-//! The allocator of the process, and how it is told to give memory back to the system.
+//! How the allocator of the process is asked to return free memory to the system.
 //!
-//! By itself it does so while a thread goes on allocating. A thread that freed much and then rests, as after a compaction
-//! of the coordination core, would keep it: 32 of 53 MiB where a hundred thousand versions were forgotten.
+//! The binary owns the allocator and installs the function; a program without it, such as a test, keeps its memory. The
+//! allocator itself returns memory only while a thread goes on allocating. A thread that freed much and then rests, as
+//! after a compaction of the coordination core, would keep it: 32 of 53 MiB where a hundred thousand versions were
+//! compacted.
 
-#![allow(unsafe_code)] // one call of the allocator's own interface, which its crate does not offer
+use std::sync::OnceLock;
 
-#[global_allocator]
-static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+static RELEASE_MEMORY: OnceLock<fn()> = OnceLock::new();
 
-unsafe extern "C" {
-    /// Of mimalloc, which is linked in as the global allocator.
-    fn mi_collect(force: bool);
+/// Installs the function that returns the free memory of the calling thread to the system. The first call counts.
+pub fn set_release_memory(release: fn()) {
+    let _ = RELEASE_MEMORY.set(release);
 }
 
-/// Gives back what this thread has freed. Takes about a millisecond: not for every request.
-pub(crate) fn give_back() {
-    // SAFETY: the function takes no pointer, may be called at any time from any thread, and looks only at memory that the
-    // allocator knows to be free. Its signature is that of mimalloc.h.
-    unsafe { mi_collect(true) }
+/// Returns the memory that this thread has freed. Takes about a millisecond: not for every request.
+pub(crate) fn release_freed_memory() {
+    if let Some(release) = RELEASE_MEMORY.get() {
+        release();
+    }
 }

@@ -2,15 +2,13 @@
 //!
 //! Every key has a default, so an empty file is a complete one. The structs below are the only list of
 //! keys: layering, `moim config show` and the suggestions for misspelt keys walk their serialized form.
-//! Adding a key is adding a field. Nothing here reads a file or the environment; [`layers`] does.
+//! Adding a key is adding a field. Nothing here reads a file or the environment; the command line does.
 
 mod cluster;
-pub(crate) mod layers;
-pub(crate) mod units;
 
 use serde::{Deserialize, Serialize};
 
-pub(crate) use self::cluster::{ClusterConfig, EtcdConfig, PeerConfig};
+pub use self::cluster::{ClusterConfig, EtcdConfig, PeerConfig};
 
 const KIB: u64 = 1 << 10;
 const MIB: u64 = 1 << 20;
@@ -20,100 +18,100 @@ const DAY_MS: u64 = 24 * 60 * MINUTE_MS;
 
 /// All of `moim.toml`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub(crate) struct Config {
+pub struct Config {
     /// Who this node is and where it lives.
-    pub(crate) node: NodeConfig,
+    pub node: NodeConfig,
     /// The Kafka listener and the broker behind it.
-    pub(crate) kafka: KafkaConfig,
+    pub kafka: KafkaConfig,
     /// Defaults of topics.
-    pub(crate) log: LogConfig,
+    pub log: LogConfig,
     /// The store.
-    pub(crate) redis: RedisConfig,
+    pub redis: RedisConfig,
     /// The HTTP listener.
-    pub(crate) admin: AdminConfig,
+    pub admin: AdminConfig,
     /// The etcd listener and the store behind it.
-    pub(crate) etcd: EtcdConfig,
+    pub etcd: EtcdConfig,
     /// The listener for other nodes.
-    pub(crate) peer: PeerConfig,
+    pub peer: PeerConfig,
     /// How this node finds the others.
-    pub(crate) cluster: ClusterConfig,
+    pub cluster: ClusterConfig,
     /// The storage engine.
-    pub(crate) journal: JournalConfig,
+    pub journal: JournalConfig,
     /// Caps that keep one client from hurting the others.
-    pub(crate) limits: LimitsConfig,
+    pub limits: LimitsConfig,
 }
 
 /// `[node]`
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub(crate) struct NodeConfig {
+pub struct NodeConfig {
     /// The stable number of the node; Kafka clients know it as the broker id.
-    pub(crate) id: i32,
+    pub id: i32,
     /// The data folder.
-    pub(crate) data: String,
+    pub data: String,
     /// The address all listeners bind to.
-    pub(crate) host: String,
+    pub host: String,
     /// The failure domain, for placement; empty when there is none.
-    pub(crate) zone: String,
+    pub zone: String,
     /// Allows a host that other machines can reach although nothing is encrypted or authenticated.
-    pub(crate) insecure: bool,
+    pub insecure: bool,
     /// Event loops; 0 means one less than the cores, at least one.
-    pub(crate) threads: u32,
+    pub threads: u32,
     /// `error`, `warn`, `info`, `debug`, `trace`, or a filter such as `info,moim_queue=debug`.
-    pub(crate) log_level: String,
+    pub log_level: String,
     /// How long a graceful stop may take before the process ends anyway.
-    pub(crate) shutdown_timeout_ms: u64,
+    pub shutdown_timeout_ms: u64,
 }
 
 /// `[kafka]`
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub(crate) struct KafkaConfig {
+pub struct KafkaConfig {
     /// Port of the Kafka listener; 0 picks a free one.
-    pub(crate) port: u16,
+    pub port: u16,
     /// `HOST:PORT` told to clients; empty means the listener's own address.
-    pub(crate) advertise: String,
+    pub advertise: String,
     /// A file with a `name:password` line for each user; with it clients must authenticate (SASL PLAIN).
-    /// Empty means that nobody is asked.
-    pub(crate) users_file: String,
+    /// Empty: no password is required.
+    pub users_file: String,
     /// Connections served at a time; further ones are closed at once.
-    pub(crate) max_connections: u32,
+    pub max_connections: u32,
     /// A connection without a request for this long is closed.
-    pub(crate) idle_connection_ms: u64,
+    pub idle_connection_ms: u64,
     /// The largest request frame.
-    pub(crate) max_request_bytes: u64,
+    pub max_request_bytes: u64,
     /// Memory that all requests in flight may hold together; readers wait when it is used up.
-    pub(crate) request_memory_bytes: u64,
+    pub request_memory_bytes: u64,
     /// Memory for records in responses that clients have not read yet; fetches wait when it is used up, and clients that
     /// read nothing for 5 s are closed when half of it is.
-    pub(crate) response_memory_bytes: u64,
+    pub response_memory_bytes: u64,
     /// Whether naming an unknown topic creates it.
-    pub(crate) auto_create_topics: bool,
+    pub auto_create_topics: bool,
     /// Partitions of a topic that does not say.
-    pub(crate) num_partitions: i32,
+    pub num_partitions: i32,
     /// How long the first join of an empty group waits for more members. Kafka waits 3 s; less lets the
     /// first consumer start sooner and costs at most one more rebalance.
-    pub(crate) group_initial_rebalance_delay_ms: u64,
+    pub group_initial_rebalance_delay_ms: u64,
     /// The shortest session timeout a group member may ask for.
-    pub(crate) group_min_session_timeout_ms: u64,
+    pub group_min_session_timeout_ms: u64,
     /// The longest session timeout a group member may ask for.
-    pub(crate) group_max_session_timeout_ms: u64,
+    pub group_max_session_timeout_ms: u64,
     /// How long the offsets of a group without members are kept.
-    pub(crate) offsets_retention_ms: u64,
+    pub offsets_retention_ms: u64,
     /// Partitions of `__consumer_offsets`.
-    pub(crate) offsets_topic_partitions: i32,
+    pub offsets_topic_partitions: i32,
     /// The longest timeout a transactional producer may ask for.
-    pub(crate) transaction_max_timeout_ms: u64,
+    pub transaction_max_timeout_ms: u64,
     /// How long an unused transactional id is remembered.
-    pub(crate) transactional_id_expiration_ms: u64,
+    pub transactional_id_expiration_ms: u64,
     /// Partitions of `__transaction_state`.
-    pub(crate) transaction_topic_partitions: i32,
+    pub transaction_topic_partitions: i32,
     /// How long the sequence numbers of a silent idempotent producer are remembered.
-    pub(crate) producer_id_expiration_ms: u64,
+    pub producer_id_expiration_ms: u64,
 }
 
 /// When a write counts as acknowledged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub(crate) enum Durability {
+pub enum Durability {
     /// When it is on stable storage.
     Fsync,
     /// When every in-sync replica has written it; the disk follows later.
@@ -122,32 +120,32 @@ pub(crate) enum Durability {
 
 /// `[log]`
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub(crate) struct LogConfig {
+pub struct LogConfig {
     /// How long messages are kept; -1 for ever. A topic's `retention.ms` wins.
-    pub(crate) retention_ms: i64,
+    pub retention_ms: i64,
     /// How much of a partition is kept; -1 without bound. A topic's `retention.bytes` wins.
-    pub(crate) retention_bytes: i64,
+    pub retention_bytes: i64,
     /// Size at which a segment is closed. A topic's `segment.bytes` wins.
-    pub(crate) segment_bytes: u64,
+    pub segment_bytes: u64,
     /// The largest record batch. A topic's `max.message.bytes` wins.
-    pub(crate) max_message_bytes: u64,
+    pub max_message_bytes: u64,
     /// How often retention and compaction look for work.
-    pub(crate) retention_check_interval_ms: u64,
+    pub retention_check_interval_ms: u64,
     /// When a write counts as acknowledged.
-    pub(crate) durability: Durability,
+    pub durability: Durability,
 }
 
 /// `[redis]`
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub(crate) struct RedisConfig {
+pub struct RedisConfig {
     /// Port of this node's home shard; 0 picks a free one.
-    pub(crate) port: u16,
+    pub port: u16,
     /// Ports of the replicas of other shards, `FIRST-LAST`: shard n takes the n-th. `0` picks free ones.
-    pub(crate) replica_ports: String,
+    pub replica_ports: String,
     /// `HOST:PORT` told to clients; empty means the listener's own address.
-    pub(crate) advertise: String,
+    pub advertise: String,
     /// Memory for keys and values before the eviction policy acts; 0 means 40% of the machine's.
-    pub(crate) max_memory: u64,
+    pub max_memory: u64,
 }
 
 impl RedisConfig {
@@ -196,37 +194,37 @@ impl Default for RedisConfig {
 
 /// `[admin]`
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub(crate) struct AdminConfig {
+pub struct AdminConfig {
     /// Port of the HTTP listener; 0 picks a free one.
-    pub(crate) port: u16,
+    pub port: u16,
     /// HTTP connections served at a time.
-    pub(crate) max_connections: u32,
+    pub max_connections: u32,
 }
 
 /// `[journal]`
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub(crate) struct JournalConfig {
+pub struct JournalConfig {
     /// Size of one file of the commit log.
-    pub(crate) commit_file_bytes: u64,
+    pub commit_file_bytes: u64,
     /// Memory for batches that were just written, shared by all partitions.
-    pub(crate) recent_bytes: u64,
+    pub recent_bytes: u64,
     /// Batches of this size and more go straight to their segment.
-    pub(crate) bypass_bytes: u64,
+    pub bypass_bytes: u64,
     /// With less free space than this on the disk, appends are refused until space returns.
-    pub(crate) min_free_bytes: u64,
+    pub min_free_bytes: u64,
 }
 
 /// `[limits]`
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub(crate) struct LimitsConfig {
+pub struct LimitsConfig {
     /// Partitions on this node.
-    pub(crate) partitions: u32,
+    pub partitions: u32,
     /// Partitions of one topic.
-    pub(crate) partitions_per_topic: u32,
+    pub partitions_per_topic: u32,
     /// Members of one consumer group.
-    pub(crate) group_members: u32,
+    pub group_members: u32,
     /// Fetch sessions kept for consumers.
-    pub(crate) fetch_sessions: u32,
+    pub fetch_sessions: u32,
 }
 
 impl Default for NodeConfig {
@@ -314,7 +312,7 @@ impl Default for LimitsConfig {
 
 impl Config {
     /// The rules a single type cannot say. Gives the first key that breaks one, and why.
-    pub(crate) fn check(&self) -> Result<(), (&'static str, String)> {
+    pub fn check(&self) -> Result<(), (&'static str, String)> {
         let k = &self.kafka;
         rule(self.node.id >= 0, "node.id", "must not be negative")?;
         rule(!self.node.data.is_empty(), "node.data", "must name a folder")?;
@@ -419,7 +417,7 @@ fn in_limit(partitions: i32, limit: u32) -> bool {
 }
 
 /// Splits `HOST:PORT`; an IPv6 host stands in brackets.
-pub(crate) fn split_host_port(text: &str) -> Option<(String, u16)> {
+pub fn split_host_port(text: &str) -> Option<(String, u16)> {
     let (host, port) = text.rsplit_once(':')?;
     let host = host.strip_prefix('[').and_then(|h| h.strip_suffix(']')).unwrap_or(host);
     let port = port.parse().ok()?;
@@ -427,4 +425,20 @@ pub(crate) fn split_host_port(text: &str) -> Option<(String, u16)> {
 }
 
 #[cfg(test)]
-mod tests;
+mod tests {
+    use super::*;
+
+    #[test]
+    fn host_and_port() {
+        for (text, wanted) in [
+            ("a:1", Some(("a", 1))),
+            ("[::1]:9092", Some(("::1", 9092))),
+            ("a", None),
+            (":1", None),
+            ("a:x", None),
+            ("a b:1", None),
+        ] {
+            assert_eq!(split_host_port(text), wanted.map(|(host, port)| (host.to_owned(), port)), "{text}");
+        }
+    }
+}

@@ -1,12 +1,12 @@
-//! The data folder: made once, locked while in use, and bound to one node by `node.json`.
+//! The data directory: created once, locked while in use, and bound to one node by `node.json`.
 //!
-//! `node.json` also says how far the folder has come on its way into a cluster ([`Admission`]). Each step is written
-//! down before it is acted on, so that a node that crashed midway goes on where it was: a voter id belongs to one
-//! folder for ever, and a folder without its Raft log must never be taken for one that has not begun yet.
+//! `node.json` also holds the formation state of the data directory ([`Admission`]). Each step is recorded before it
+//! takes effect, so that a node resumes after a crash in between: a voter id belongs to one data directory for ever,
+//! and a data directory that lost its Raft log must never be taken for a new one.
 //!
-//! Invariants: one process per folder (an exclusive `flock` held until the end of the process; the kernel
-//! lets go of it even after kill -9); `node.json` is replaced as a whole or not at all; a folder that holds
-//! something else, belongs to another node or was written by a newer format is never touched.
+//! Invariants: one process per data directory (an exclusive `flock` held until the process ends; the kernel releases it
+//! even after kill -9). `node.json` is replaced atomically. A directory with foreign files, of another node, or of an
+//! unsupported format is never modified.
 
 mod runs;
 
@@ -29,64 +29,63 @@ use crate::exit::{Failure, Outcome, Status};
 use crate::journals::LOST_DIRECTORY;
 
 /// The newest layout of the data folder this build reads and writes.
-pub(crate) const FORMAT: u32 = 3;
-/// The layout before the coordination core: one node, its metadata in a journal of its own.
-const FORMAT_ALONE: u32 = 1;
+pub const FORMAT: u32 = 3;
+/// Oldest format of the data directory that this build reads.
+const OLDEST_FORMAT: u32 = 2;
 const IDENTITY: &str = "node.json";
 const IDENTITY_NEW: &str = "node.json.new";
 const LOCK: &str = "node.lock";
-/// The field of `node.json` that covers the others.
+/// Field of `node.json` with the checksum of the other fields.
 const CHECKSUM: &str = "checksum";
 
-/// `node.json`: who the folder belongs to.
+/// `node.json`: identity of the data directory.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Identity {
-    /// Layout of the folder.
+    /// Format of the data directory.
     pub(crate) format: u32,
-    /// The cluster, in the 22 letters Kafka clients know; empty until there is one.
+    /// Cluster id in the 22 characters of a Kafka cluster id; empty before the node is in a cluster.
     pub(crate) cluster_id: String,
-    /// The stable node number.
+    /// Node id.
     pub(crate) node_id: i32,
-    /// Told apart from every earlier folder of this node: the moment it was made, in ms since 1970.
+    /// Incarnation, higher than that of every earlier data directory of this node: its creation time, in ms since 1970.
     pub(crate) incarnation: u64,
-    /// The Moim that wrote this last.
+    /// Moim version that wrote this file.
     pub(crate) version: String,
-    /// The folder itself, told apart from every other one, in 22 letters.
+    /// Directory id, globally unique, in 22 characters.
     #[serde(default)]
     pub(crate) directory_id: String,
-    /// The Raft voter this folder is; 0 until the cluster has said so.
+    /// Raft voter id of the data directory; 0 before its admission.
     #[serde(default)]
     pub(crate) voter: u64,
-    /// How far the folder is.
+    /// Formation state.
     #[serde(default)]
     pub(crate) admission: Admission,
-    /// Who founded the cluster, if this folder was one of them.
+    /// Founders of the cluster, if this data directory is one of them.
     #[serde(default)]
     pub(crate) founders: Vec<Founder>,
-    /// The broker epoch since which this folder has lost no written byte. Written when the node registers, taken away by
-    /// a start that finds that the last stop was not in order.
+    /// Broker epoch since which no written byte was lost. Set when the node registers, cleared by a start after an
+    /// unclean shutdown.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) intact_since: Option<i64>,
-    /// What this folder adds to the secret of a cluster that it founds with others. Empty in a folder from before there
-    /// were secrets.
+    /// This data directory's share of the secret of a cluster that it founds. Empty in one from before cluster secrets.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub(crate) nonce: String,
-    /// What only members of the cluster know, in 22 letters; empty in a cluster from before there were secrets.
+    /// Cluster secret, in 22 characters; empty in a cluster from before cluster secrets.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub(crate) secret: String,
-    /// Counts the starts of the folder. Written before anything is done in its name.
+    /// Run number: counts the starts. Recorded before the run has any effect.
     #[serde(default)]
     pub(crate) run: u64,
-    /// Tells the run apart from one with the same number of an older copy of the folder.
+    /// Nonce of the run; the same run number of a copy of the data directory has another one.
     #[serde(default)]
     pub(crate) run_nonce: String,
-    /// An operator accepted that the folder is an older copy (`moim cluster recover`), until its run is confirmed.
+    /// True if an operator accepted that this is an older copy (`moim cluster recover`), until the run is confirmed.
     #[serde(default, skip_serializing_if = "is_false")]
     pub(crate) forced: bool,
-    /// The folder was shown to be rolled back: the next start sets its content aside.
+    /// Set if the data directory was rolled back or damaged: the next start sets its content aside.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) aside: Option<Aside>,
-    /// The rolled-back folder of the same node whose place this one asks for.
+    /// The rolled-back or damaged data directory of the same node that this one replaces.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) replaces: Option<Replaces>,
 }
@@ -95,67 +94,67 @@ fn is_false(flag: &bool) -> bool {
     !flag
 }
 
-/// How far a folder has come on its way into a cluster.
+/// Formation state of a data directory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Admission {
-    /// In no cluster.
+    /// Not in a cluster.
     #[default]
     New,
-    /// One of the founders, and all have agreed. The Raft log may not be there yet.
+    /// A founder, after the founders agreed. The Raft log may not exist yet.
     Founding,
-    /// Let in by the others under a voter id of its own. The Raft log may not be there yet.
+    /// Admitted under its own voter id. The Raft log may not exist yet.
     Joining,
-    /// The Raft log is there, or the folder is damaged.
+    /// The Raft log exists; without it the data directory is damaged.
     Member,
 }
 
-/// One of the nodes that founded a cluster. Its voter id is its place in the list, from 1.
+/// A founder of a cluster. Its voter id is its position in the list, from 1.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Founder {
-    /// The stable node number.
+    /// Node id.
     pub(crate) node_id: i32,
-    /// Its data folder.
+    /// Directory id of its data directory.
     pub(crate) directory_id: String,
-    /// Where the others reached it.
+    /// Peer address during the founding.
     pub(crate) peer: String,
-    /// Its part of the secret. Shown to other founders until they agree, and never afterwards.
+    /// Its share of the cluster secret. Disclosed to the other founders until they agree, never afterwards.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub(crate) nonce: String,
 }
 
 impl Identity {
-    /// The secret as the peer port uses it.
+    /// The cluster secret as the peer port uses it.
     pub(crate) fn secret_number(&self) -> u128 {
         decode_id(&self.secret).unwrap_or(0)
     }
 }
 
-/// A data folder that this process alone may use.
+/// A data directory, locked by this process.
 #[derive(Debug)]
 pub(crate) struct DataDir {
-    /// The folder.
+    /// Path of the data directory.
     pub(crate) path: PathBuf,
-    /// Whose it is, as written down last.
+    /// Identity as last written to `node.json`.
     identity: Mutex<Identity>,
-    /// Held while `node.json` or `runs.json` is written: readers do not wait for the disk.
+    /// Held during a write of `node.json` or `runs.json`, so that readers do not wait for the disk.
     writing: Mutex<()>,
-    /// The runs of other voters that this folder has confirmed, as written down last.
+    /// Confirmed runs of other voters, as last written to `runs.json`.
     runs: Mutex<Runs>,
     _lock: File,
 }
 
 impl DataDir {
-    /// Opens the folder for `node_id`, making it and its identity if it is new.
+    /// Opens the data directory of `node_id`, and creates it and its identity if it is new.
     pub(crate) fn open(path: &Path, node_id: i32, clock: &dyn Clock) -> Outcome<Self> {
         let at =
             |what: &str, error: &io::Error| Failure::error(format!("{what} {}: {error}", path.display()));
-        fs::create_dir_all(path).map_err(|error| at("cannot make the data folder", &error))?;
+        fs::create_dir_all(path).map_err(|error| at("cannot create the data directory", &error))?;
         let lock = lock(path)?;
         let mut identity = match read_identity(path)? {
             Some(identity) => check_identity(path, identity, node_id)?,
             None => {
-                refuse_foreign(path)?;
+                reject_foreign_directory(path)?;
                 new_identity(node_id, clock)
             }
         };
@@ -163,7 +162,7 @@ impl DataDir {
             identity = runs::set_aside(path, identity, aside)
                 .map_err(|error| at("cannot set the content aside of", &error))?;
         }
-        // A start is a run of its own, and written down as one before it does anything.
+        // Every start is a new run, recorded before it has any effect.
         identity.run += 1;
         identity.run_nonce = random_id();
         write_identity(path, &identity).map_err(|error| at("cannot write node.json in", &error))?;
@@ -177,24 +176,24 @@ impl DataDir {
         })
     }
 
-    /// Whose it is.
+    /// Identity as last written.
     pub(crate) fn identity(&self) -> Identity {
         self.identity.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// The newest run of a voter that this folder has confirmed.
+    /// The newest confirmed run of a voter.
     pub(crate) fn known_run(&self, voter: u64) -> Option<KnownRun> {
         self.runs.lock().unwrap_or_else(PoisonError::into_inner).get(&voter).cloned()
     }
 
-    /// The voters whose runs this folder has confirmed, and where they were reached.
+    /// The voters with confirmed runs, and their last known peer addresses.
     pub(crate) fn known_peers(&self) -> Vec<(u64, String)> {
         let runs = self.runs.lock().unwrap_or_else(PoisonError::into_inner);
         runs.iter().map(|(voter, run)| (*voter, run.peer.clone())).collect()
     }
 
-    /// Confirms a run of another voter: it is on stable storage when this returns. False if the voter has claimed it, or a
-    /// later one, with another start. Blocks.
+    /// Records the confirmed run of another voter on stable storage. False if the same run number with another nonce,
+    /// or a higher run number, was confirmed before. Blocks.
     pub(crate) fn confirm_run(&self, voter: u64, run: KnownRun) -> Outcome<bool> {
         let _one = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
         let mut runs = self.runs.lock().unwrap_or_else(PoisonError::into_inner).clone();
@@ -208,17 +207,17 @@ impl DataDir {
         Ok(true)
     }
 
-    /// Since which run nothing written was lost, or (`None`) since the next one.
+    /// Sets the broker epoch since which no written byte was lost; `None` until the next registration.
     pub(crate) fn set_intact_since(&self, since: Option<i64>) -> Outcome {
         self.update(|identity| identity.intact_since = since)
     }
 
-    /// Writes the next step down; it counts when this returns.
+    /// Replaces the identity; durable when this returns.
     pub(crate) fn record(&self, next: Identity) -> Outcome {
         self.update(|identity| *identity = next)
     }
 
-    /// Changes the identity and writes it down, one change at a time.
+    /// Changes the identity and writes `node.json`, one change at a time.
     pub(crate) fn update(&self, change: impl FnOnce(&mut Identity)) -> Outcome {
         let _one = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
         let before = self.identity();
@@ -235,20 +234,20 @@ impl DataDir {
     }
 }
 
-/// 16 random bytes in 22 letters.
+/// A random 16-byte id in 22 characters.
 pub(crate) fn random_id() -> String {
     let mut bytes = [0; 16];
-    getrandom::fill(&mut bytes).expect("the system gives random bytes");
-    // No id is 0: that stands for none.
+    getrandom::fill(&mut bytes).expect("system random bytes");
+    // Id 0 is reserved for no id.
     encode_id(u128::from_be_bytes(bytes).max(1))
 }
 
-/// The 22 letters of a 16-byte id.
+/// Encodes a 16-byte id in 22 characters.
 pub(crate) fn encode_id(id: u128) -> String {
     URL_SAFE_NO_PAD.encode(id.to_be_bytes())
 }
 
-/// The 16 bytes of an id in 22 letters.
+/// Decodes a 16-byte id from 22 characters.
 pub(crate) fn decode_id(text: &str) -> Option<u128> {
     let bytes = URL_SAFE_NO_PAD.decode(text).ok()?;
     bytes.try_into().ok().map(u128::from_be_bytes)
@@ -259,7 +258,7 @@ fn lock(path: &Path) -> Outcome<File> {
     let cannot = |error: io::Error| Failure::error(format!("cannot lock {}: {error}", file.display()));
     let mut lock =
         OpenOptions::new().read(true).write(true).create(true).truncate(false).open(&file).map_err(cannot)?;
-    if let Err(error) = flock_soon(&lock) {
+    if let Err(error) = flock_with_retry(&lock) {
         if error != rustix::io::Errno::WOULDBLOCK {
             return Err(cannot(error.into()));
         }
@@ -268,18 +267,17 @@ fn lock(path: &Path) -> Outcome<File> {
         let owner = owner.trim();
         let owner = if owner.is_empty() { String::new() } else { format!(" (process {owner})") };
         let message = format!("{} is in use by another moim{owner}", path.display());
-        return Err(
-            Failure::new(Status::Conflict, message).hint("stop it first, or pass another folder with --data")
-        );
+        return Err(Failure::new(Status::Conflict, message)
+            .hint("stop it first, or pass another data directory with --data"));
     }
-    // Only a courtesy to the next one who is refused; the lock itself is the flock.
+    // The process id is for the error message of a rejected process only; the flock is the lock.
     lock.set_len(0).and_then(|()| writeln!(lock, "{}", std::process::id())).map_err(cannot)?;
     Ok(lock)
 }
 
-/// Takes the lock, patiently: after kill -9 the kernel keeps it until it has freed the memory of the dead
-/// process, and whoever restarts a node at once should not be told that it still runs.
-fn flock_soon(lock: &File) -> rustix::io::Result<()> {
+/// Acquires the lock, with retries: after kill -9 the kernel holds it until it has freed the memory of the dead
+/// process, and an immediate restart must not fail because of that.
+fn flock_with_retry(lock: &File) -> rustix::io::Result<()> {
     const PAUSE: Duration = Duration::from_millis(20);
     for _ in 0..50 {
         match flock(lock, FlockOperation::NonBlockingLockExclusive) {
@@ -305,11 +303,11 @@ fn read_identity(path: &Path) -> Outcome<Option<Identity>> {
     };
     let mut value: Value = serde_json::from_str(&text).map_err(|error| damaged(error.to_string()))?;
     let known = value.as_object_mut().and_then(|fields| fields.remove(CHECKSUM));
-    // A file from before there were checksums has none.
+    // A file from before checksums has none.
     if known.is_some_and(|known| known != checksum(&value)) {
         return Err(damaged("checksum mismatch".to_owned()));
     }
-    // The format next: a newer one may have fields this build cannot read.
+    // Before the other fields: another format may have fields that this build cannot decode.
     let FormatOnly { format } =
         FormatOnly::deserialize(&value).map_err(|error| damaged(error.to_string()))?;
     if format > FORMAT {
@@ -320,10 +318,18 @@ fn read_identity(path: &Path) -> Outcome<Option<Identity>> {
         );
         return Err(Failure::error(message).hint("run the newer moim that wrote it"));
     }
+    if format < OLDEST_FORMAT {
+        let message = format!(
+            "{} has format {format}, but this moim ({}) reads format {OLDEST_FORMAT} to {FORMAT}",
+            path.display(),
+            env!("CARGO_PKG_VERSION")
+        );
+        return Err(Failure::error(message).hint("start with an empty data directory"));
+    }
     serde_json::from_value(value).map(Some).map_err(|error| damaged(error.to_string()))
 }
 
-/// Covers all other fields, also those that this build does not know.
+/// Checksum of all other fields, including fields that this build does not know.
 fn checksum(fields: &Value) -> String {
     format!("{:08x}", crc32c::crc32c(fields.to_string().as_bytes()))
 }
@@ -332,21 +338,16 @@ fn check_identity(path: &Path, mut identity: Identity, node_id: i32) -> Outcome<
     if identity.node_id != node_id {
         let message =
             format!("{} belongs to node {}, not to node {node_id}", path.display(), identity.node_id);
-        let hint = format!("pass --node-id {} or another folder with --data", identity.node_id);
+        let hint = format!("pass --node-id {} or another data directory with --data", identity.node_id);
         return Err(Failure::new(Status::Conflict, message).hint(hint));
     }
     let undecodable = |id: &str| decode_id(id).is_none_or(|id| id == 0);
-    if identity.format == FORMAT_ALONE {
-        // It was a cluster of one all along; now it has a Raft log to begin.
-        identity.directory_id = random_id();
-        identity.voter = 1;
-        identity.admission = Admission::Founding;
-    } else if undecodable(&identity.directory_id)
+    if undecodable(&identity.directory_id)
         || (identity.admission != Admission::New && undecodable(&identity.cluster_id))
         || (identity.admission != Admission::New && identity.voter == 0)
     {
         let file = path.join(IDENTITY);
-        return Err(Failure::error(format!("{} is damaged: its ids make no sense", file.display()))
+        return Err(Failure::error(format!("{} is damaged: undecodable or missing ids", file.display()))
             .hint(LOST_DIRECTORY));
     }
     identity.version = env!("CARGO_PKG_VERSION").to_owned();
@@ -354,15 +355,15 @@ fn check_identity(path: &Path, mut identity: Identity, node_id: i32) -> Outcome<
     Ok(identity)
 }
 
-/// A folder without `node.json` must be empty: `--data ~` is a slip, not a wish.
-fn refuse_foreign(path: &Path) -> Outcome {
+/// Rejects a non-empty directory without `node.json`, such as `--data ~` by mistake.
+fn reject_foreign_directory(path: &Path) -> Outcome {
     for entry in fs::read_dir(path)? {
         let name = entry?.file_name();
         if ![LOCK, IDENTITY_NEW, "lost+found"].iter().any(|ours| name == *ours) {
             let message =
-                format!("{} is not a data folder: it holds {name:?} but no node.json", path.display());
+                format!("{} is not a data directory: it holds {name:?} but no node.json", path.display());
             return Err(
-                Failure::new(Status::Conflict, message).hint("pass an empty or new folder with --data")
+                Failure::new(Status::Conflict, message).hint("pass an empty or new directory with --data")
             );
         }
     }
@@ -386,9 +387,9 @@ fn new_identity(node_id: i32, clock: &dyn Clock) -> Identity {
     }
 }
 
-/// Changes the identity of a folder that no process uses.
+/// Changes the identity of a data directory that no process uses.
 pub(crate) fn edit(path: &Path, change: impl FnOnce(&mut Identity)) -> Outcome<Identity> {
-    let none = || Failure::new(Status::NotFound, format!("{} is not a data folder", path.display()));
+    let none = || Failure::new(Status::NotFound, format!("{} is not a data directory", path.display()));
     if !path.join(IDENTITY).exists() {
         return Err(none());
     }
@@ -399,7 +400,8 @@ pub(crate) fn edit(path: &Path, change: impl FnOnce(&mut Identity)) -> Outcome<I
     Ok(identity)
 }
 
-/// Write, sync, rename, sync the folder: after a crash the old file or the new one is there, whole.
+/// Writes `node.json` atomically: write, fsync, rename, fsync of the directory. After a crash the old or the new file
+/// exists, complete.
 fn write_identity(path: &Path, identity: &Identity) -> io::Result<()> {
     let mut value = serde_json::to_value(identity)?;
     let sum = checksum(&value);
@@ -430,7 +432,7 @@ mod tests {
     }
 
     #[test]
-    fn no_flipped_bit_gives_a_folder_another_identity() {
+    fn bit_flip_in_node_json_never_changes_the_identity() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("data");
         let first = open(&path, 1).unwrap();
@@ -451,7 +453,7 @@ mod tests {
     }
 
     #[test]
-    fn the_identity_survives_and_the_lock_is_exclusive() {
+    fn identity_survives_a_restart_and_the_lock_is_exclusive() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("deep/data");
         let first = open(&path, 1).unwrap();
@@ -468,13 +470,13 @@ mod tests {
         assert_eq!(without_run(open(&path, 1).unwrap().identity()), without_run(identity));
     }
 
-    /// All of it but the run, which is another one after every start.
+    /// The identity without the run, which changes with every start.
     fn without_run(identity: Identity) -> Identity {
         Identity { run: 0, run_nonce: String::new(), ..identity }
     }
 
     #[test]
-    fn every_start_is_a_run_of_its_own_and_a_copy_cannot_claim_a_newer_one() {
+    fn each_start_is_a_new_run_and_an_older_copy_is_not_confirmed() {
         let dir = tempfile::tempdir().unwrap();
         let (data, other) = (dir.path().join("data"), open(&dir.path().join("other"), 2).unwrap());
         let claim = |identity: &Identity| KnownRun {
@@ -489,18 +491,18 @@ mod tests {
         let second = open(&data, 1).unwrap().identity();
         assert_eq!((first.run, second.run), (1, 2));
         assert!(other.confirm_run(1, claim(&second)).unwrap());
-        assert!(other.confirm_run(1, claim(&second)).unwrap(), "saying it again is fine");
+        assert!(other.confirm_run(1, claim(&second)).unwrap(), "idempotent");
         fs::write(data.join(IDENTITY), copy).unwrap();
         let restored = open(&data, 1).unwrap().identity();
         assert_eq!(restored.run, second.run);
         assert!(!other.confirm_run(1, claim(&restored)).unwrap());
         drop(other);
         let other = open(&dir.path().join("other"), 2).unwrap();
-        assert_eq!(other.known_run(1), Some(claim(&second)), "it survives a restart");
+        assert_eq!(other.known_run(1), Some(claim(&second)), "confirmed runs survive a restart");
     }
 
     #[test]
-    fn a_rolled_back_folder_is_set_aside_and_begins_anew() {
+    fn rolled_back_directory_is_set_aside_and_starts_empty() {
         let dir = tempfile::tempdir().unwrap();
         let data = open(dir.path(), 1).unwrap();
         fs::create_dir(dir.path().join("raft")).unwrap();
@@ -513,7 +515,7 @@ mod tests {
             ..data.identity()
         };
         data.record(old.clone()).unwrap();
-        let aside = Aside::new("it was shown".into(), vec!["h:1".into()], old.run);
+        let aside = Aside::new("evidence".into(), vec!["h:1".into()], old.run);
         data.update(|identity| identity.aside = Some(aside.clone())).unwrap();
         drop(data);
         let fresh = open(dir.path(), 1).unwrap().identity();
@@ -528,7 +530,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lock_that_is_let_go_soon_is_waited_for() {
+    fn open_waits_for_a_lock_that_is_released_soon() {
         let dir = tempfile::tempdir().unwrap();
         let first = open(dir.path(), 1).unwrap();
         let dying = std::thread::spawn(move || {
@@ -540,7 +542,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_ours_is_not_touched() {
+    fn foreign_or_unsupported_directory_is_not_modified() {
         let dir = tempfile::tempdir().unwrap();
         let node_json = dir.path().join(IDENTITY);
         drop(open(dir.path(), 1).unwrap());
@@ -549,7 +551,8 @@ mod tests {
             (ours.as_str(), 2, Status::Conflict, "belongs to node 1"),
             (r#"{"format":4,"news":[]}"#, 1, Status::Error, "has format 4"),
             ("{", 1, Status::Error, "is damaged"),
-            (r#"{"format":1}"#, 1, Status::Error, "is damaged"),
+            (r#"{"format":1}"#, 1, Status::Error, "has format 1"),
+            (r#"{"format":2}"#, 1, Status::Error, "is damaged"),
         ] {
             fs::write(&node_json, text).unwrap();
             let failure = open(dir.path(), node_id).unwrap_err();
@@ -564,21 +567,7 @@ mod tests {
     }
 
     #[test]
-    fn a_folder_of_the_older_format_becomes_a_cluster_of_one() {
-        let dir = tempfile::tempdir().unwrap();
-        let old =
-            r#"{"format":1,"cluster_id":"AAAAAAAAAAAAAAAAAAAAAQ","node_id":1,"incarnation":5,"version":"0"}"#;
-        fs::write(dir.path().join(IDENTITY), old).unwrap();
-        let identity = open(dir.path(), 1).unwrap().identity();
-        assert_eq!((identity.format, identity.voter, identity.incarnation), (FORMAT, 1, 5));
-        assert_eq!(identity.cluster_id, "AAAAAAAAAAAAAAAAAAAAAQ");
-        assert_eq!(identity.admission, Admission::Founding);
-        let again = open(dir.path(), 1).unwrap().identity();
-        assert_eq!(without_run(again), without_run(identity), "once is enough");
-    }
-
-    #[test]
-    fn a_step_is_written_down_before_it_counts() {
+    fn formation_state_survives_a_restart() {
         let dir = tempfile::tempdir().unwrap();
         let data = open(dir.path(), 1).unwrap();
         assert_eq!(data.identity().admission, Admission::New);
@@ -593,7 +582,7 @@ mod tests {
     }
 
     #[test]
-    fn ids_read_back() {
+    fn ids_survive_their_encoding() {
         for id in [1, 0xC0FFEE, u128::MAX] {
             assert_eq!(decode_id(&encode_id(id)), Some(id));
         }
@@ -601,7 +590,7 @@ mod tests {
     }
 
     #[test]
-    fn a_crash_before_the_rename_leaves_a_usable_folder() {
+    fn crash_before_the_rename_leaves_a_usable_directory() {
         let dir = tempfile::tempdir().unwrap();
         fs::write(dir.path().join(IDENTITY_NEW), "{\"for").unwrap();
         assert!(open(dir.path(), 1).is_ok());

@@ -1,7 +1,7 @@
-//! The etcd port: a listener and a thread of its own, so that its clients starve neither Raft nor the queue.
+//! The etcd port: its own listener and thread, so that its clients starve neither Raft nor the queue.
 //!
-//! The port is bound first, so that its address is known to the node's record; it serves once the core does. The
-//! thread's runtime turns from the beginning: the core wakes its watchers there.
+//! The port is bound first, so that the node record has its address; it serves once the coordination core does. The
+//! runtime of the thread runs from the start, because the core wakes watchers there.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -18,23 +18,23 @@ use tokio::sync::oneshot;
 use crate::config::EtcdConfig;
 use crate::exit::{Failure, Outcome};
 
-/// How long calls under way may take to end.
-const GRACE: Duration = Duration::from_secs(1);
+/// Timeout of calls in progress at shutdown.
+const GRACE_PERIOD: Duration = Duration::from_secs(1);
 
 /// The etcd port and its thread.
 pub(crate) struct Etcd {
-    /// Where it listens.
+    /// Listener address.
     pub(crate) address: SocketAddr,
     /// The runtime of its thread.
     pub(crate) runtime: Handle,
-    /// Given when the thread cannot go on.
+    /// Triggered when the thread fails.
     pub(crate) failed: Shutdown,
     core: Option<oneshot::Sender<Coordinator>>,
     thread: std::thread::JoinHandle<()>,
 }
 
 impl Etcd {
-    /// Binds the port and starts its thread. What clients make it hold is taken from `memory`.
+    /// Binds the port and starts its thread. Memory held for clients is charged to `memory`.
     pub(crate) fn bind(
         address: SocketAddr,
         config: &EtcdConfig,
@@ -59,19 +59,19 @@ impl Etcd {
         Ok(Self { address, runtime: handle, failed: shutdown, core: Some(core), thread })
     }
 
-    /// Serves from now on.
+    /// Starts to serve.
     pub(crate) fn serve(&mut self, coordinator: Coordinator) {
         if let Some(core) = self.core.take() {
-            // Without its thread there is nobody to tell; `failed` says so.
+            // Fails only if the thread has ended; `failed` is triggered then.
             let _ = core.send(coordinator);
         }
     }
 
-    /// Ends the calls under way and the thread. Blocks.
+    /// Ends the calls in progress and the thread. Blocks.
     pub(crate) fn stop(self) {
         self.failed.stop();
         if self.thread.join().is_err() {
-            tracing::error!("the etcd thread panicked");
+            tracing::error!("etcd thread panicked");
         }
     }
 }
@@ -82,15 +82,15 @@ fn run(runtime: Runtime, server: EtcdServer, ready: oneshot::Receiver<Coordinato
             coordinator = ready => coordinator,
             () = shutdown.stopped() => return,
         };
-        // The sender goes away only with the node.
+        // The sender is dropped only with the node.
         let Ok(coordinator) = coordinator else { return };
         match server.serve(coordinator, &Scope::new(shutdown.clone())) {
             Ok(serving) => serving.ended().await,
             Err(error) => {
-                tracing::error!(%error, "the etcd port does not serve");
+                tracing::error!(%error, "etcd port failed");
                 shutdown.stop();
             }
         }
     });
-    runtime.shutdown_timeout(GRACE);
+    runtime.shutdown_timeout(GRACE_PERIOD);
 }

@@ -1,129 +1,64 @@
-//! How a command ends: one exit status per kind of failure, and a message a person can act on.
-//!
-//! Invariant: every failure that leaves this process carries one of the statuses below; scripts branch on
-//! them, so a number never changes its meaning. A closed pipe on stdout is not a failure.
+//! Why an operation of a node failed: the kind, which decides the exit status of the process, and a message that an
+//! operator can act on.
 
 use std::fmt;
 use std::io;
-use std::process::ExitCode;
 
-use crate::output::harmless;
-
-/// What went wrong, as the shell sees it. Zero is success.
+/// The kind of a failure. The command line maps each to one exit status.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Status {
-    /// Anything without a status of its own.
-    Error = 1,
-    /// The command line or the configuration is wrong.
-    Usage = 2,
-    /// The thing named does not exist.
-    NotFound = 3,
-    /// Nobody answers at the address.
-    Unreachable = 4,
-    /// The server or a safety rule says no.
-    NotAllowed = 5,
-    /// No answer in time; the outcome may be unknown.
-    Timeout = 6,
-    /// The thing exists already, or is in use.
-    Conflict = 7,
-    /// A check found something wrong.
-    Unhealthy = 8,
-    /// A lock was not acquired, or was lost: the command of `lock run` did not run, or was stopped.
-    NotHeld = 125,
+pub enum Status {
+    /// A failure without a kind of its own.
+    Error,
+    /// The configuration is wrong.
+    Usage,
+    /// The data directory does not exist.
+    NotFound,
+    /// A safety rule or the system forbids it.
+    NotAllowed,
+    /// The address, the data directory or the place in the cluster is in use.
+    Conflict,
 }
 
-impl Status {
-    /// The status with this number, as another process of ours ended with it.
-    pub(crate) fn from_number(number: u8) -> Self {
-        let all = [
-            Self::Usage,
-            Self::NotFound,
-            Self::Unreachable,
-            Self::NotAllowed,
-            Self::Timeout,
-            Self::Conflict,
-            Self::Unhealthy,
-            Self::NotHeld,
-        ];
-        all.into_iter().find(|status| *status as u8 == number).unwrap_or(Self::Error)
-    }
-}
-
-/// Why a command failed.
+/// A failed operation of a node.
 #[derive(Debug)]
-pub(crate) struct Failure {
-    /// Decides the exit status.
-    pub(crate) status: Status,
-    /// What happened.
-    pub(crate) message: String,
-    /// What the reader can do about it.
-    pub(crate) hint: Option<String>,
-    /// The reader of our output went away: end without a word.
-    broken_pipe: bool,
+pub struct Failure {
+    /// The kind of the failure.
+    pub status: Status,
+    /// What failed, and why.
+    pub message: String,
+    /// What the operator can do about it.
+    pub hint: Option<String>,
 }
 
-/// The result of a command.
-pub(crate) type Outcome<T = ()> = Result<T, Failure>;
+/// The result of an operation of a node.
+pub type Outcome<T = ()> = Result<T, Failure>;
 
 impl Failure {
-    /// A failure with this status and message.
+    /// A failure of this kind.
     pub(crate) fn new(status: Status, message: impl Into<String>) -> Self {
-        Self { status, message: message.into(), hint: None, broken_pipe: false }
+        Self { status, message: message.into(), hint: None }
     }
 
-    /// A mistake in the command line or the configuration.
+    /// A mistake in the configuration.
     pub(crate) fn usage(message: impl Into<String>) -> Self {
         Self::new(Status::Usage, message)
     }
 
-    /// A failure without a status of its own.
+    /// A failure without a kind of its own.
     pub(crate) fn error(message: impl Into<String>) -> Self {
         Self::new(Status::Error, message)
     }
 
-    /// Adds what to do about it.
+    /// Adds what the operator can do about it.
     pub(crate) fn hint(mut self, hint: impl Into<String>) -> Self {
         self.hint = Some(hint.into());
         self
-    }
-
-    /// Says what was being done when it happened.
-    pub(crate) fn context(mut self, what: impl fmt::Display) -> Self {
-        self.message = format!("{what}: {}", self.message);
-        self
-    }
-
-    /// Tells the person on stderr and gives the shell its number.
-    pub(crate) fn report(&self) -> ExitCode {
-        if self.broken_pipe {
-            return ExitCode::SUCCESS;
-        }
-        let lines: Vec<_> = self.message.lines().map(harmless).collect();
-        eprintln!("moim: {}", lines.join("\n"));
-        if let Some(hint) = &self.hint {
-            eprintln!("      {hint}");
-        }
-        ExitCode::from(self.status as u8)
     }
 }
 
 impl From<io::Error> for Failure {
     fn from(error: io::Error) -> Self {
-        let mut failure = Self::error(error.to_string());
-        failure.broken_pipe = error.kind() == io::ErrorKind::BrokenPipe;
-        failure
-    }
-}
-
-impl From<rustix::io::Errno> for Failure {
-    fn from(error: rustix::io::Errno) -> Self {
-        Self::from(io::Error::from(error))
-    }
-}
-
-impl From<serde_json::Error> for Failure {
-    fn from(error: serde_json::Error) -> Self {
-        Self::from(io::Error::from(error))
+        Self::error(error.to_string())
     }
 }
 
@@ -132,3 +67,5 @@ impl fmt::Display for Failure {
         f.write_str(&self.message)
     }
 }
+
+impl std::error::Error for Failure {}

@@ -1,35 +1,35 @@
-//! How nodes come together: founding a cluster, joining one, coming back to it.
+//! Cluster formation: founding a cluster, joining one, rejoining it after a restart.
 //!
 //! ```text
-//!  empty folder ──alone──────────────▶ Founding ─┐  initialize: only a folder that never had a log
-//!       │  └──--initial-cluster──▶ agree ─▶ Founding ─┤
-//!       │                             │          ▼
-//!       │     a cluster is there  ────┘       Member ──▶ records, lease, queue, etcd
-//!       └──--join──▶ ask ──let in──▶ Joining ────▲  the leader sends the log
-//!                     └─ not admitted: waits for `moim cluster replace`
+//!  empty directory ──standalone───────────▶ Founding ─┐  initialize: only a directory that never had a Raft log
+//!       │  └──--initial-cluster──▶ agree ──▶ Founding ─┤
+//!       │                            │                 ▼
+//!       │     a cluster exists  ─────┘              Member ──▶ records, lease, queue, etcd
+//!       └──--join──▶ request ──admitted──▶ Joining ────▲  the leader sends the log
+//!                      └─ not admitted: waits for `moim cluster replace`
 //! ```
 //!
 //! | file | owns |
 //! |---|---|
-//! | `protocol.rs` | questions and answers between nodes |
-//! | `agree.rs` | how founders agree, as a pure decision |
-//! | `claim.rs`, `confirm.rs` | a folder's proof that it is current, before its voter takes part; the other side of it |
-//! | `damaged.rs` | a directory whose commit log is damaged: set aside where the other nodes have everything |
-//! | `enter.rs` | the way of this node's folder into a cluster |
-//! | `doorkeeper.rs` | answering other nodes |
+//! | `protocol.rs` | requests and responses between nodes |
+//! | `founding.rs` | the agreement of the founders, as a pure decision |
+//! | `claim.rs`, `confirm.rs` | rollback detection at startup: the claim of a run, and its confirmation by members |
+//! | `damaged.rs` | a data directory with a damaged commit log: set aside if the other nodes have all of its data |
+//! | `bootstrap.rs` | the steps of this node's data directory into a cluster |
+//! | `join_server.rs` | responses to other nodes |
 //!
-//! Must never: let a folder vote under an id that another folder may have voted under.
+//! Must never: let a data directory vote under a voter id that another data directory may have voted under.
 
-mod agree;
+mod bootstrap;
 mod claim;
 mod confirm;
 mod damaged;
-mod doorkeeper;
-mod enter;
+mod founding;
+mod join_server;
 mod protocol;
 
+pub(crate) use self::bootstrap::{Bootstrap, BootstrapMode};
 pub(crate) use self::claim::Claimant;
 pub(crate) use self::damaged::maybe_set_aside;
-pub(crate) use self::doorkeeper::{Doorkeeper, Inside};
-pub(crate) use self::enter::{Entrant, Way};
-pub(crate) use self::protocol::{Card, greet};
+pub(crate) use self::join_server::{ClusterAccess, JoinServer};
+pub(crate) use self::protocol::{Card, fetch_card};

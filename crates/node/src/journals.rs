@@ -1,7 +1,8 @@
-//! The node's store: opened once, shared by the queue and by Raft, and who is told what it has made durable.
+//! The node's journal store: opened once, shared by the queue, the store and Raft, and the dispatch of its durability
+//! notifications.
 //!
-//! Invariant: everything the disk thread reports reaches the one whose tag it carries. Partitions count from 0; the tags
-//! from [`RESERVED`] on are the node's own.
+//! Invariant: every notification of the disk thread reaches the owner of its tag. Tags of queue partitions count from
+//! 0; the tags from [`RESERVED`] on belong to the node.
 
 use std::path::Path;
 use std::sync::{Arc, OnceLock};
@@ -15,27 +16,25 @@ use moim_replica::{Driver, PartitionId};
 use crate::config::Config;
 use crate::exit::Failure;
 
-/// Tags from here on are not partitions of the queue, but shards of the store.
+/// First tag of the shards of the store.
 const SHARDS: u64 = moim_slots::service::TAG;
-/// Tags from here on are not partitions.
+/// First tag of the node's own journals.
 const RESERVED: u64 = u64::MAX - 1_000;
-/// The journals of the coordination group: this tag and the next.
+/// First of the two tags of the coordination group's journals.
 pub(crate) const RAFT_TAG: u64 = RESERVED;
-/// The journal of the repository that single nodes used to have.
-pub(crate) const LOCAL_TAG: u64 = u64::MAX;
 
-/// The store and what belongs to it.
+/// The journal store and the receivers of its notifications.
 #[derive(Clone)]
 pub(crate) struct Journals {
-    /// The store.
+    /// The journal store.
     pub(crate) store: Arc<Store>,
-    /// Who is told about durable appends.
+    /// Dispatcher of durability notifications.
     pub(crate) progress: Arc<Progress>,
-    /// Where Raft's requests and progress go.
+    /// Receiver of Raft requests and notifications.
     pub(crate) router: Router,
 }
 
-/// Deals the journals' progress out: to Raft, and to the broker's loops once there is a broker.
+/// Dispatches durability notifications by tag: to Raft, the broker, the replica driver and the store.
 pub(crate) struct Progress {
     router: Router,
     broker: OnceLock<Arc<dyn DurableSink>>,
@@ -48,17 +47,17 @@ impl Progress {
         Self { router, broker: OnceLock::new(), driver: OnceLock::new(), slots: OnceLock::new() }
     }
 
-    /// From now on the broker hears of its partitions. Nothing was appended to them before.
+    /// Sets the broker. Nothing was appended to its partitions before.
     pub(crate) fn set_broker(&self, broker: Arc<dyn DurableSink>) {
         assert!(self.broker.set(broker).is_ok(), "a node has one broker");
     }
 
-    /// From now on the driver hears of what follows.
+    /// Sets the replica driver, which gets the notifications of following replicas.
     pub(crate) fn set_driver(&self, driver: Arc<Driver>) {
         assert!(self.driver.set(driver).is_ok(), "a node has one driver");
     }
 
-    /// The partitions among these that the broker is to hear of: those of copies that follow are the driver's.
+    /// The notifications for the broker; those of following replicas go to the driver.
     fn of_broker(&self, advanced: &[(u64, i64)]) -> Vec<(u64, i64)> {
         let partitions: Vec<_> = advanced.iter().filter(|(tag, _)| *tag < SHARDS).copied().collect();
         match self.driver.get() {
@@ -67,7 +66,7 @@ impl Progress {
         }
     }
 
-    /// From now on the store hears of its shards.
+    /// Sets the store.
     pub(crate) fn set_slots(&self, slots: Arc<dyn DurableSink>) {
         assert!(self.slots.set(slots).is_ok(), "a node has one store");
     }
@@ -97,7 +96,7 @@ fn is_shard(tag: u64) -> bool {
 }
 
 impl Journals {
-    /// Recovers what the last run left and starts the disk thread. Blocks.
+    /// Recovers the journals and starts the disk thread. Blocks.
     pub(crate) fn open(
         path: &Path,
         config: &Config,
@@ -116,38 +115,38 @@ impl Journals {
         Ok(Self { store, progress, router })
     }
 
-    /// Copies of partitions in which damage was found. The journals have to be open.
+    /// Damaged replicas. The journals must be open.
     pub(crate) fn damaged(&self) -> Vec<PartitionId> {
         let partition = |id: JournalId| PartitionId { topic: TopicId(id.incarnation), index: id.part };
         let damaged = self.store.damaged().into_iter().filter(|id| !is_raft_journal(id.incarnation));
         damaged.map(partition).collect()
     }
 
-    /// Whether damage was found in the log or the votes of a Raft group.
+    /// True if the log or the vote journal of a Raft group is damaged.
     pub(crate) fn is_raft_damaged(&self) -> bool {
         self.store.damaged().iter().any(|id| is_raft_journal(id.incarnation))
     }
 
-    /// Makes everything durable and marks the folder as closed in order. Blocks.
+    /// Syncs all journals and marks the shutdown as clean. Blocks.
     pub(crate) fn close(&self) {
         match self.store.close() {
-            Ok(()) => tracing::info!("all data is on disk"),
+            Ok(()) => tracing::info!("journals closed"),
             // The next start recovers as after a crash.
-            Err(error) => tracing::error!(%error, "the journals could not be closed in order"),
+            Err(error) => tracing::error!(%error, "journals not closed cleanly"),
         }
     }
 }
 
-/// What to do with a directory whose commit log, checkpoint or Raft log is damaged. It may have lost acknowledged data and
-/// votes, so it is as good as lost: it must neither vote nor count as in sync.
+/// Remedy for a data directory whose commit log, checkpoint or Raft log is damaged. It may have lost acknowledged data
+/// and votes, so it counts as lost: it must neither vote nor be in sync.
 pub(crate) const LOST_DIRECTORY: &str = "in a cluster the other replicas have the data: move the data directory away, \
     run `moim cluster replace` for this node and start it with an empty directory; a node alone needs a backup";
 
-/// Why the journals of a data directory cannot be opened.
+/// Failed recovery of a data directory.
 pub(crate) struct RecoveryFailure {
-    /// What the operator reads.
+    /// The message for the operator.
     pub(crate) failure: Failure,
-    /// The commit log or the checkpoint is damaged: acknowledged records and votes may be missing.
+    /// True if the commit log or the checkpoint is damaged: acknowledged records and votes may be missing.
     pub(crate) is_damage: bool,
 }
 
@@ -185,11 +184,11 @@ fn report_recovery(store: &Store) {
     for damage in &report.damage {
         tracing::error!(
             damage,
-            "recovery found damage; the journal is readable around it and takes no appends"
+            "journal damage found by recovery; the journal is readable around it and rejects appends"
         );
     }
     for file in &report.moved_aside {
-        tracing::warn!(file, "recovery moved a file aside that it does not know");
+        tracing::warn!(file, "unknown file moved aside by recovery");
     }
     tracing::info!(
         clean = store.was_clean(),
@@ -201,7 +200,7 @@ fn report_recovery(store: &Store) {
     );
 }
 
-/// Gauges that are read when somebody asks.
+/// Registers gauges that are sampled at scrape time.
 fn register_metrics(metrics: &Metrics, store: &Arc<Store>) {
     let gauge = |name: &str, help: &str| {
         let gauge: Gauge = Gauge::default();
@@ -234,23 +233,23 @@ mod tests {
     use super::*;
 
     #[derive(Default)]
-    struct Heard(Mutex<Vec<(u64, i64)>>);
+    struct Received(Mutex<Vec<(u64, i64)>>);
 
-    impl DurableSink for Heard {
+    impl DurableSink for Received {
         fn on_durable(&self, advanced: &[(u64, i64)]) {
             self.0.lock().unwrap().extend_from_slice(advanced);
         }
     }
 
     #[test]
-    fn the_broker_hears_of_its_partitions_and_of_nothing_else() {
+    fn broker_gets_notifications_of_its_partitions_only() {
         let progress = Progress::new(Router::new());
         progress.on_durable(&[(RAFT_TAG, 1)]);
-        let heard = Arc::new(Heard::default());
-        progress.set_broker(heard.clone());
-        progress.on_durable(&[(RAFT_TAG, 2), (LOCAL_TAG, 3)]);
+        let received = Arc::new(Received::default());
+        progress.set_broker(received.clone());
+        progress.on_durable(&[(RAFT_TAG, 2), (u64::MAX, 3)]);
         progress.on_durable(&[(0, 4), (RAFT_TAG + 1, 5), (7, 6)]);
         progress.on_durable(&[(1, 7)]);
-        assert_eq!(*heard.0.lock().unwrap(), [(0, 4), (7, 6), (1, 7)]);
+        assert_eq!(*received.0.lock().unwrap(), [(0, 4), (7, 6), (1, 7)]);
     }
 }

@@ -1,4 +1,4 @@
-//! Starts and stops the queue: broker and event loops, on the node's store and the cluster's metadata.
+//! Startup and shutdown of the queue: broker and event loops, on the node's journals and the cluster's metadata.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -7,7 +7,7 @@ use std::time::Duration;
 use moim_base::metrics::{Gauge, Metrics};
 use moim_base::task::Shutdown;
 use moim_base::{BrokerId, Clock, MemoryBudget};
-use moim_cluster::StateRepository;
+use moim_state::StateRepository;
 use moim_queue::{Broker, BrokerOptions, BrokerParts, Defaults, Server, Users};
 use moim_replica::Driver;
 
@@ -16,12 +16,12 @@ use crate::data_dir::DataDir;
 use crate::exit::{Failure, Outcome};
 use crate::journals::Journals;
 
-/// How long a start waits for the controller to let this node lead again.
-const SETTLE: Duration = Duration::from_secs(15);
-/// Between two looks at it.
-const LOOK: Duration = Duration::from_millis(5);
+/// Maximum wait of the startup for this node's partition leaderships.
+const SETTLE_TIMEOUT: Duration = Duration::from_secs(15);
+/// Poll interval of that wait.
+const SETTLE_POLL: Duration = Duration::from_millis(5);
 
-/// What the queue is made of.
+/// Dependencies of the queue.
 pub(crate) struct QueueParts {
     pub(crate) config: Config,
     pub(crate) host: IpAddr,
@@ -36,7 +36,7 @@ pub(crate) struct QueueParts {
     pub(crate) shutdown: Shutdown,
 }
 
-/// The queue with its journals recovered; it serves nobody yet.
+/// The queue after recovery, before its listener is open.
 pub(crate) struct RecoveredQueue {
     broker: Arc<Broker>,
     parts: QueueParts,
@@ -94,20 +94,20 @@ impl Queue {
         self.server.address()
     }
 
-    /// Waits until this node leads what it is to lead; not for ever, because a copy that cannot be led must not keep the
-    /// others from being served.
+    /// Waits until this node leads the partitions whose elected leader it is. With a timeout: one partition that cannot
+    /// be led must not delay the others.
     pub(crate) async fn settle(&self) {
         let settled = async {
             while !self.broker.is_settled() {
-                tokio::time::sleep(LOOK).await;
+                tokio::time::sleep(SETTLE_POLL).await;
             }
         };
-        if tokio::time::timeout(SETTLE, settled).await.is_err() {
-            tracing::warn!("some partitions that this node is to lead are not led yet");
+        if tokio::time::timeout(SETTLE_TIMEOUT, settled).await.is_err() {
+            tracing::warn!("partition leadership not complete at startup");
         }
     }
 
-    /// Stops taking requests and finishes those in flight. Blocks.
+    /// Stops accepting requests and completes those in flight. Blocks.
     pub(crate) fn stop(self) {
         self.shutdown.stop();
         self.server.join();
@@ -179,8 +179,7 @@ fn advertised(text: &str) -> Outcome<Option<(String, u16)>> {
     Ok(Some((host.trim_matches(['[', ']']).to_owned(), port)))
 }
 
-/// What topics fall back to, by the names of topic settings. Only what differs from the built-in defaults
-/// counts as set.
+/// Default topic settings, by setting name. Contains only values that differ from the built-in defaults.
 pub(crate) fn topic_defaults(config: &Config) -> Defaults {
     let log = &config.log;
     let durability = match log.durability {
@@ -206,7 +205,7 @@ pub(crate) fn topic_defaults(config: &Config) -> Defaults {
     defaults
 }
 
-/// Gauges that are read when somebody asks.
+/// Registers gauges that are sampled at scrape time.
 fn register_metrics(metrics: &Metrics, broker: &Arc<Broker>) {
     let gauge = |name: &str, help: &str| {
         let gauge: Gauge = Gauge::default();

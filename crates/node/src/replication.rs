@@ -1,8 +1,8 @@
-//! The replication thread: the driver of this node's copies, and how other nodes' drivers are reached.
+//! The replication thread: the driver of this node's replicas, and its connections to the drivers of other nodes.
 //!
-//! It has its own runtime. Bulk data must not hold up Raft's timers on the control thread, and a follower must not wait
-//! for the clients of an event loop. Connections go over the peer port: its hello says that both ends belong to one
-//! cluster, then the bare connection is the driver's.
+//! It has its own runtime: bulk data must not delay Raft's timers on the control thread, and a follower must not wait
+//! for the clients of an event loop. Connections use the peer port: after the hello has authenticated both ends as
+//! members of one cluster, the driver owns the raw connection.
 
 use std::collections::HashMap;
 use std::io;
@@ -13,7 +13,7 @@ use moim_base::rest::{aligned, rest};
 use moim_base::socket::Socket;
 use moim_base::task::{Scope, Shutdown};
 use moim_base::{BrokerId, Clock};
-use moim_cluster::BoxFuture;
+use moim_state::BoxFuture;
 use moim_coord::Coordinator;
 use moim_raft::{LocalPeer, Member, Router, VoterId, open_stream};
 use moim_replica::driver::DriverTuning;
@@ -28,30 +28,30 @@ use crate::control::view::View;
 use crate::data_dir::Identity;
 use crate::exit::{Failure, Outcome};
 
-/// How often a node looks where the others are.
-const LOOK: Duration = Duration::from_millis(200);
+/// Poll interval of the peer addresses in the node records.
+const PEER_POLL: Duration = Duration::from_millis(200);
 
-/// For a connection to say what it is.
-const FIRST_WORD: Duration = Duration::from_secs(5);
+/// Timeout of the first bytes of a connection, which select its protocol.
+const PREFIX_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Takes the connections of other nodes' stores, once there is one here.
+/// Acceptor of connections from the stores of other nodes; set once this node's store is recovered.
 pub(crate) type StoreStreams = Arc<OnceLock<Box<dyn Fn(std::net::TcpStream) + Send + Sync>>>;
 
 /// The driver and its thread.
 pub(crate) struct Replication {
     /// The driver.
     pub(crate) driver: Arc<Driver>,
-    /// How other nodes are reached.
+    /// Opens connections to other nodes.
     pub(crate) dialler: Arc<dyn Dialler>,
-    /// Whom their stores reach.
+    /// Acceptor of store connections.
     pub(crate) store_streams: StoreStreams,
-    /// Given when the thread cannot go on.
+    /// Triggered when the thread fails.
     pub(crate) failed: Shutdown,
     thread: std::thread::JoinHandle<()>,
 }
 
 impl Replication {
-    /// Starts the thread. Nothing leads or follows before the node is registered.
+    /// Starts the thread. No replica leads or follows before the node is registered.
     pub(crate) fn start(
         control: &Control,
         identity: &Identity,
@@ -71,8 +71,9 @@ impl Replication {
             scope: Scope::new(shutdown.clone()),
             tuning: DriverTuning::default(),
         };
-        let me = Me { node: BrokerId(identity.node_id), directory: DirectoryId(identity.voter) };
-        let (coordinator, runs, router) = (control.coordinator.clone(), control.runs(), router.clone());
+        let local = LocalNode { node: BrokerId(identity.node_id), directory: DirectoryId(identity.voter) };
+        let (coordinator, epochs, router) =
+            (control.coordinator.clone(), control.broker_epochs(), router.clone());
         let (started, ready) = mpsc::sync_channel(1);
         let failure = |error| Failure::error(format!("cannot start the replication thread: {error}"));
         let thread = std::thread::Builder::new().name("moim-replica".to_owned()).spawn(move || {
@@ -83,10 +84,13 @@ impl Replication {
             runtime.block_on(async move {
                 let (scope, stop) = (parts.scope.clone(), parts.scope.shutdown().clone());
                 let driver = Driver::start(parts);
-                take_streams(&router, &driver, for_store, &scope);
-                scope.spawn("replica-peers", follow_peers(coordinator, Arc::clone(&driver), peers, me.node));
-                scope.spawn("replica-runs", follow_runs(runs, Arc::clone(&driver), me));
-                // Whoever started it has waited for it.
+                accept_streams(&router, &driver, for_store, &scope);
+                scope.spawn(
+                    "replica-peers",
+                    follow_peers(coordinator, Arc::clone(&driver), peers, local.node),
+                );
+                scope.spawn("replica-runs", follow_broker_epochs(epochs, Arc::clone(&driver), local));
+                // The receiver waits below.
                 let _ = started.send(Ok(driver));
                 stop.stopped().await;
             });
@@ -100,19 +104,19 @@ impl Replication {
     pub(crate) fn stop(self) {
         self.failed.stop();
         if self.thread.join().is_err() {
-            tracing::error!("the replication thread panicked");
+            tracing::error!("replication thread panicked");
         }
     }
 }
 
-/// What of a run does not change.
+/// Node id and directory id of this node.
 #[derive(Clone, Copy)]
-struct Me {
+struct LocalNode {
     node: BrokerId,
     directory: DirectoryId,
 }
 
-fn take_streams(router: &Router, driver: &Arc<Driver>, store: StoreStreams, scope: &Scope) {
+fn accept_streams(router: &Router, driver: &Arc<Driver>, store: StoreStreams, scope: &Scope) {
     let (driver, home, scope) = (Arc::clone(driver), tokio::runtime::Handle::current(), scope.clone());
     router.serve_streams(move |stream| {
         let _home = home.enter();
@@ -120,19 +124,19 @@ fn take_streams(router: &Router, driver: &Arc<Driver>, store: StoreStreams, scop
         match TcpStream::from_std(stream) {
             Ok(stream) => {
                 scope.spawn("replica-stream", async move {
-                    if let Err(error) = deal(stream, &driver, &store).await {
-                        tracing::debug!(%error, "a connection of another node was not taken in");
+                    if let Err(error) = dispatch(stream, &driver, &store).await {
+                        tracing::debug!(%error, "replication connection dropped");
                     }
                 });
             }
-            Err(error) => tracing::warn!(%error, "a follower could not be taken in"),
+            Err(error) => tracing::warn!(%error, "replication connection not accepted"),
         }
     });
 }
 
-/// Gives a connection to the store or to the driver, by what it begins with.
-async fn deal(stream: TcpStream, driver: &Driver, store: &StoreStreams) -> io::Result<()> {
-    let is_store = tokio::time::timeout(FIRST_WORD, begins_as_store(&stream)).await;
+/// Passes a connection to the store or to the driver, by its first bytes.
+async fn dispatch(stream: TcpStream, driver: &Driver, store: &StoreStreams) -> io::Result<()> {
+    let is_store = tokio::time::timeout(PREFIX_TIMEOUT, has_store_prefix(&stream)).await;
     if is_store.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))? {
         if let Some(take) = store.get() {
             take(stream.into_std()?);
@@ -143,38 +147,42 @@ async fn deal(stream: TcpStream, driver: &Driver, store: &StoreStreams) -> io::R
     Ok(())
 }
 
-/// Looks at the first bytes, without taking them.
-async fn begins_as_store(stream: &TcpStream) -> io::Result<bool> {
+/// True if the first bytes are [`PEER_MAGIC`]. Peeks: the bytes stay in the socket.
+async fn has_store_prefix(stream: &TcpStream) -> io::Result<bool> {
     let mut first = [0; PEER_MAGIC.len()];
     loop {
         match stream.peek(&mut first).await? {
             0 => return Err(io::ErrorKind::UnexpectedEof.into()),
             len if first[..len] != PEER_MAGIC[..len] => return Ok(false),
             len if len == first.len() => return Ok(true),
-            // A part of the word: the rest is on its way.
+            // A part of the prefix arrived.
             _ => tokio::time::sleep(Duration::from_millis(1)).await,
         }
     }
 }
 
-/// Tells the driver in which run this node is registered.
-async fn follow_runs(mut runs: watch::Receiver<Option<i64>>, driver: Arc<Driver>, me: Me) {
+/// Passes the broker epoch of each registration to the driver.
+async fn follow_broker_epochs(
+    mut epochs: watch::Receiver<Option<i64>>,
+    driver: Arc<Driver>,
+    local: LocalNode,
+) {
     loop {
-        if let Some(run) = *runs.borrow_and_update() {
-            driver.set_run(Sender { node: me.node, epoch: BrokerEpoch(run), directory: me.directory });
+        if let Some(run) = *epochs.borrow_and_update() {
+            driver.set_run(Sender { node: local.node, epoch: BrokerEpoch(run), directory: local.directory });
         }
-        if runs.changed().await.is_err() {
+        if epochs.changed().await.is_err() {
             return;
         }
     }
 }
 
-/// Keeps up with who the other nodes are and where.
-async fn follow_peers(coordinator: Coordinator, driver: Arc<Driver>, peers: Arc<Peers>, me: BrokerId) {
+/// Follows the node records: ids and addresses of the other nodes.
+async fn follow_peers(coordinator: Coordinator, driver: Arc<Driver>, peers: Arc<Peers>, local: BrokerId) {
     loop {
         let view = View::of(&coordinator);
         let known = view.nodes.iter().filter(|node| node.voter != 0 && !node.peer.is_empty());
-        let others = known.filter(|node| node.node_id != me.0);
+        let others = known.filter(|node| node.node_id != local.0);
         let members: HashMap<BrokerId, Member> = others
             .map(|node| {
                 let member = Member { id: VoterId(node.voter), address: node.peer.clone() };
@@ -184,18 +192,18 @@ async fn follow_peers(coordinator: Coordinator, driver: Arc<Driver>, peers: Arc<
         if peers.set(members.clone()) {
             driver.set_peers(&members.into_keys().collect::<Vec<_>>());
         }
-        rest(LOOK).await;
+        rest(PEER_POLL).await;
     }
 }
 
-/// Where the other nodes are.
+/// Addresses of the other nodes.
 struct Peers {
     local: LocalPeer,
     members: Mutex<HashMap<BrokerId, Member>>,
 }
 
 impl Peers {
-    /// Answers whether anything is new.
+    /// Replaces the members. Returns true if they changed.
     fn set(&self, members: HashMap<BrokerId, Member>) -> bool {
         let mut known = self.members.lock().unwrap_or_else(PoisonError::into_inner);
         let new = *known != members;

@@ -1,9 +1,10 @@
-//! `moim serve`: wires a node together, says when it is ready, and takes it down in order.
+//! `moim serve`: starts the parts of a node, prints the ready line, and shuts the node down gracefully.
 //!
-//! Order matters. Up: safety checks, data folder, admin port (so that liveness and the reason of "not ready" show while
-//! the node recovers and finds its cluster), journals, control thread with Raft and the coordination core, the queue's
-//! journals, the mark of a member, queue, etcd port, ready line. Down: readiness off, leadership handed over, then the same in reverse. The main thread serves the
-//! admin port and never waits for a disk. The one line on stdout is the ready line.
+//! Startup order: safety checks, data directory, admin port (so that liveness and the readiness reason are visible
+//! during recovery and cluster formation), journals, control thread with Raft and the coordination core, the journals
+//! of the queue and the store, member registration, store, queue, ready line. Shutdown order: readiness off, leadership
+//! hand-off, then the reverse. The main thread serves the admin port and never waits for a disk. The ready line is the
+//! only line on stdout.
 
 use std::io::Write as _;
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs as _};
@@ -25,14 +26,14 @@ use crate::etcd::Etcd;
 use crate::exit::{Failure, Outcome, Status};
 use crate::formation;
 use crate::journals::Journals;
-use crate::output::styled;
 use crate::queue::{self, Queue, QueueParts};
 use crate::replication::Replication;
 use crate::signals::Signals;
 use crate::slots::{self, Slots, SlotsParts};
+use crate::text::styled;
 
 /// Runs a node until it is told to stop.
-pub(crate) fn run(config: &Config) -> Outcome {
+pub fn run(config: &Config) -> Outcome {
     start_logs(&config.node.log_level);
     let clock: Arc<dyn Clock> = Arc::new(SystemClock::new());
     let host = check_host(config)?;
@@ -47,29 +48,30 @@ pub(crate) fn run(config: &Config) -> Outcome {
     let data = Arc::new(data);
     let outcome = runtime.block_on(serve(config, host, Arc::clone(&data), clock));
     match outcome {
-        Err(failure) if data.identity().aside.is_some() => Err(begin_again(failure)),
+        Err(failure) if data.identity().aside.is_some() => Err(restart_process(failure)),
         outcome => outcome,
     }
 }
 
-/// Starts this process anew, in place, after its folder was found to be rolled back or damaged. Returns only if that fails.
-fn begin_again(failure: Failure) -> Failure {
+/// Restarts this process in place (`exec`) after its data directory was found rolled back or damaged. Returns only on
+/// failure.
+fn restart_process(failure: Failure) -> Failure {
     use std::os::unix::process::CommandExt as _;
-    tracing::warn!(%failure, "starting again without the content of the data directory");
+    tracing::warn!(%failure, "process restart: data directory is set aside");
     match std::env::current_exe() {
         Ok(program) => {
             let error = std::process::Command::new(program).args(std::env::args_os().skip(1)).exec();
-            tracing::error!(%error, "this process cannot be started again");
+            tracing::error!(%error, "process restart failed");
             failure
         }
         Err(error) => {
-            tracing::error!(%error, "this process cannot be started again");
+            tracing::error!(%error, "process restart failed");
             failure
         }
     }
 }
 
-/// The parts of a node that serves.
+/// The parts of a running node.
 struct Node {
     journals: Journals,
     control: Control,
@@ -86,9 +88,9 @@ async fn serve(config: &Config, host: IpAddr, data: Arc<DataDir>, clock: Arc<dyn
     let metrics = Arc::new(Metrics::new());
 
     let admin = Arc::new(Admin {
-        readiness: Readiness::not_yet("recovering"),
+        readiness: Readiness::not_ready_because("recovering"),
         metrics: metrics.clone(),
-        facts: Mutex::new(facts(config, &data, clock.as_ref())),
+        facts: Mutex::new(node_facts(config, &data, clock.as_ref())),
         cluster: OnceLock::new(),
         slots: OnceLock::new(),
         listeners: Mutex::new(Listeners::default()),
@@ -102,9 +104,9 @@ async fn serve(config: &Config, host: IpAddr, data: Arc<DataDir>, clock: Arc<dyn
     let node = tokio::select! {
         started = start.node() => started?,
         name = signals.next() => {
-            // Recovery only reads and truncates what was never acknowledged, and the way into a cluster is written down
-            // step by step: leaving midway is as safe as kill -9.
-            tracing::info!(signal = name, "stopped before the node was ready");
+            // Recovery truncates only unacknowledged data, and every step of the cluster formation is recorded before
+            // it takes effect: an exit in between is as safe as kill -9.
+            tracing::info!(signal = name, "node stopped during startup");
             std::process::exit(0);
         }
     };
@@ -121,14 +123,14 @@ async fn serve(config: &Config, host: IpAddr, data: Arc<DataDir>, clock: Arc<dyn
     admin.readiness.ready();
 
     tokio::select! {
-        name = signals.next() => tracing::info!(signal = name, "stopping; a second signal stops at once"),
+        name = signals.next() => tracing::info!(signal = name, "node stopping; a second signal stops it at once"),
         () = node.control.removed.stopped() => {
-            tracing::warn!("stopping: this node was removed from the cluster, or replaced; its data folder is of no more use");
+            tracing::warn!("node stopping: removed from the cluster or replaced; its data directory is obsolete");
         }
-        () = shutdown.stopped() => tracing::error!("stopping: the node cannot go on"),
-        () = node.control.failed.stopped() => tracing::error!("stopping: the coordination core cannot go on"),
-        () = node.replication.failed.stopped() => tracing::error!("stopping: replication cannot go on"),
-        () = node.etcd.failed.stopped() => tracing::error!("stopping: the etcd port cannot go on"),
+        () = shutdown.stopped() => tracing::error!("node stopping: fatal failure"),
+        () = node.control.failed.stopped() => tracing::error!("node stopping: coordination core failed"),
+        () = node.replication.failed.stopped() => tracing::error!("node stopping: replication failed"),
+        () = node.etcd.failed.stopped() => tracing::error!("node stopping: etcd port failed"),
     }
     admin.readiness.not_ready("stopping");
     let panicked = [
@@ -137,15 +139,15 @@ async fn serve(config: &Config, host: IpAddr, data: Arc<DataDir>, clock: Arc<dyn
         node.replication.failed.clone(),
         node.etcd.failed.clone(),
     ];
-    let patience = Duration::from_millis(config.node.shutdown_timeout_ms);
+    let timeout = Duration::from_millis(config.node.shutdown_timeout_ms);
     tokio::select! {
-        stopped = tokio::time::timeout(patience, node.stop()) => {
+        stopped = tokio::time::timeout(timeout, node.stop()) => {
             if stopped.is_err() {
-                tracing::warn!(timeout_ms = config.node.shutdown_timeout_ms, "the graceful stop took too long");
+                tracing::warn!(timeout_ms = config.node.shutdown_timeout_ms, "graceful shutdown timed out");
             }
         }
         name = signals.next() => {
-            tracing::warn!(signal = name, "stopping at once");
+            tracing::warn!(signal = name, "node stopped at once by a second signal");
             std::process::exit(1);
         }
     }
@@ -153,11 +155,11 @@ async fn serve(config: &Config, host: IpAddr, data: Arc<DataDir>, clock: Arc<dyn
     if panicked.iter().any(Shutdown::has_panicked) {
         return Err(Failure::error("a task panicked; see the log"));
     }
-    tracing::info!("stopped");
+    tracing::info!("node stopped");
     Ok(())
 }
 
-/// What starting a node needs.
+/// Dependencies of the startup.
 struct Start<'a> {
     config: &'a Config,
     host: IpAddr,
@@ -172,26 +174,26 @@ struct Start<'a> {
 impl Start<'_> {
     async fn node(&self) -> Outcome<Node> {
         let (config, host) = (self.config, self.host);
-        // One budget for what clients of any protocol make the node hold.
+        // One memory budget for the clients of all protocols.
         let memory = MemoryBudget::new(config.memory_budget_bytes());
         let etcd_address = SocketAddr::new(host, config.etcd.port);
         let mut etcd = Etcd::bind(etcd_address, &config.etcd, Arc::clone(&self.metrics), memory.clone())?;
         let (path, open, clock, metrics) =
             (self.data.path.clone(), config.clone(), Arc::clone(&self.clock), Arc::clone(&self.metrics));
-        // Recovery reads the disk; the main thread goes on answering meanwhile.
+        // Recovery reads the disk off the main thread, which serves the admin port meanwhile.
         let opened = off_thread(move || Ok(Journals::open(&path, &open, clock, &metrics))).await?;
         let journals = match opened {
             Ok(journals) => journals,
-            Err(refused) => {
-                let failure = refused.failure;
-                if refused.is_damage && formation::maybe_set_aside(self.data, &failure.message).await? {
-                    tracing::error!(%failure, "data directory damaged; the other nodes have everything");
+            Err(recovery) => {
+                let failure = recovery.failure;
+                if recovery.is_damage && formation::maybe_set_aside(self.data, &failure.message).await? {
+                    tracing::error!(%failure, "data directory damaged; refetching from the other nodes");
                 }
                 return Err(failure);
             }
         };
         if !journals.store.was_clean() {
-            // Before anything is said about it: what was written and not synced may be lost.
+            // After an unclean shutdown, before the registration: written bytes that were not synced may be lost.
             self.data.set_intact_since(None)?;
         }
         let control = control::start(ControlParts {
@@ -217,14 +219,14 @@ impl Start<'_> {
             coordinator: control.coordinator.clone(),
             repository: Arc::clone(&control.repository),
             events: Arc::clone(&control.events),
-            pulse: Arc::clone(&control.pulse),
+            failure_detector: Arc::clone(&control.failure_detector),
         });
         etcd.serve(control.coordinator.clone());
         let replication =
             Replication::start(&control, &self.data.identity(), &journals.router, Arc::clone(&self.clock))?;
-        control.pulse.set_driver(Arc::clone(&replication.driver));
+        control.failure_detector.set_driver(Arc::clone(&replication.driver));
         journals.progress.set_driver(Arc::clone(&replication.driver));
-        self.admin.readiness.waits("opening the queue");
+        self.admin.readiness.set_waiting("opening the queue");
         let parts = QueueParts {
             config: config.clone(),
             host,
@@ -253,13 +255,13 @@ impl Start<'_> {
             shutdown: self.shutdown.clone(),
         };
         let slots = off_thread(move || slots::recover(parts)).await?;
-        self.admin.readiness.waits("registering with the cluster");
-        control.enlist(&journals.damaged()).await;
+        self.admin.readiness.set_waiting("registering with the cluster");
+        control.register(&journals.damaged()).await;
         slots.serve()?;
         let _ = self.admin.slots.set(slots.service());
         let queue = off_thread(move || queue.serve()).await?;
         let scope = Scope::new(self.shutdown.clone());
-        control.keep_in_touch(queue.broker(), &scope);
+        control.follow_quorum_contact(queue.broker(), &scope);
         control.follow_withdrawal(slots.service(), &scope);
         let (readiness, clock) = (self.admin.readiness.clone(), Arc::clone(&self.clock));
         control.report_findings(queue.broker(), slots.service(), readiness, clock, &scope);
@@ -267,20 +269,20 @@ impl Start<'_> {
         control.report_damage(&journals, &replication.driver, &scope);
         control.publish_kafka(advertised(config, &config.kafka.advertise, queue.kafka_addr())).await?;
         control.publish_redis(slots.advertised()).await?;
-        self.admin.readiness.waits("waiting to lead its partitions");
+        self.admin.readiness.set_waiting("waiting to lead its partitions");
         queue.settle().await;
-        self.admin.readiness.waits("waiting for its shards");
+        self.admin.readiness.set_waiting("waiting for its shards");
         slots.settle().await;
         Ok(Node { journals, control, queue, slots, etcd, replication })
     }
 }
 
 impl Node {
-    /// Takes the node down so that others can take over first and nothing is lost.
+    /// Graceful shutdown: hands leadership over first, then stops all parts and closes the journals.
     async fn stop(self) {
         let Self { journals, control, queue, slots, etcd, replication } = self;
         control.hand_over().await;
-        let down = move || {
+        let stop_parts = move || {
             queue.stop();
             slots.stop();
             replication.stop();
@@ -289,26 +291,26 @@ impl Node {
             journals.close();
             Ok(())
         };
-        if let Err(failure) = off_thread(down).await {
-            tracing::error!(%failure, "the node did not stop in order");
+        if let Err(failure) = off_thread(stop_parts).await {
+            tracing::error!(%failure, "graceful shutdown failed");
         }
     }
 }
 
-/// Runs what may wait for a disk or a thread where waiting does no harm.
+/// Runs blocking work on a thread of the blocking pool.
 async fn off_thread<T: Send + 'static>(work: impl FnOnce() -> Outcome<T> + Send + 'static) -> Outcome<T> {
-    // Recovery reads much that it does not keep, on a thread that then rests.
+    // Recovery allocates much that it frees again, on a thread that is idle afterwards.
     let done = tokio::task::spawn_blocking(|| {
         let done = work();
-        crate::allocator::give_back();
+        crate::allocator::release_freed_memory();
         done
     });
     let done = done.await;
-    done.map_err(|error| Failure::error(format!("a part of the node failed: {error}")))?
+    done.map_err(|error| Failure::error(format!("startup task failed: {error}")))?
 }
 
-/// What others are told to connect to: what the configuration says, or the listener's own address. A listener on every
-/// address is reached like the Kafka one.
+/// Advertised address of a listener: the configured one, or the listener's own address. A listener on the unspecified
+/// address advertises the host of the advertised Kafka address.
 pub(crate) fn advertised(config: &Config, advertise: &str, bound: SocketAddr) -> String {
     if !advertise.is_empty() {
         return advertise.to_owned();
@@ -323,7 +325,7 @@ pub(crate) fn advertised(config: &Config, advertise: &str, bound: SocketAddr) ->
     }
 }
 
-fn facts(config: &Config, data: &DataDir, clock: &dyn Clock) -> NodeFacts {
+fn node_facts(config: &Config, data: &DataDir, clock: &dyn Clock) -> NodeFacts {
     let identity = data.identity();
     NodeFacts {
         node_id: identity.node_id,
@@ -336,7 +338,7 @@ fn facts(config: &Config, data: &DataDir, clock: &dyn Clock) -> NodeFacts {
     }
 }
 
-/// The address to bind, unless it would expose an open broker to other machines unasked.
+/// Resolves the address to bind. Rejects a non-loopback address without `--insecure`.
 fn check_host(config: &Config) -> Outcome<IpAddr> {
     let host = config.node.host.as_str();
     let resolved = (host, 0).to_socket_addrs().map(|mut all| all.next().map(|address| address.ip()));
@@ -356,10 +358,10 @@ fn check_host(config: &Config) -> Outcome<IpAddr> {
             .hint("listen on 127.0.0.1, or pass --insecure if the network itself keeps strangers out"));
     }
     if ip.is_unspecified() && config.kafka.advertise.is_empty() {
-        return Err(Failure::usage(format!("clients cannot be told to connect to {host}"))
+        return Err(Failure::usage(format!("{host} cannot be advertised to clients"))
             .hint("pass --advertise-kafka HOST:PORT with the address they reach this machine by"));
     }
-    tracing::warn!(%host, "listening for other machines without TLS and authentication, as --insecure asked");
+    tracing::warn!(%host, "listening without TLS and authentication (--insecure)");
     Ok(ip)
 }
 
@@ -369,7 +371,7 @@ fn bind(address: SocketAddr, flag: &str) -> Outcome<TcpListener> {
 }
 
 /// Why a listener could not be opened, and what to do about it.
-pub(crate) fn cannot_listen(address: SocketAddr, error: &std::io::Error, flag: &str) -> Failure {
+pub fn cannot_listen(address: SocketAddr, error: &std::io::Error, flag: &str) -> Failure {
     let status = match error.kind() {
         std::io::ErrorKind::AddrInUse => Status::Conflict,
         std::io::ErrorKind::PermissionDenied => Status::NotAllowed,
@@ -393,17 +395,18 @@ fn print_ready(node_id: i32, cluster_id: &str, listeners: &Listeners) {
             line.push_str(&format!(" {name}={address}"));
         }
     }
-    // A supervisor that does not read stdout is no reason to stop serving.
+    // A closed stdout does not stop the node.
     let mut out = std::io::stdout().lock();
     if let Err(error) = writeln!(out, "{line}").and_then(|()| out.flush()) {
-        tracing::warn!(%error, "nobody reads the ready line");
+        tracing::warn!(%error, "ready line not written to stdout");
     }
 }
 
-pub(crate) fn start_logs(level: &str) {
+/// Starts the log on stderr. `RUST_LOG` is preferred to `level`, a level or a filter.
+pub fn start_logs(level: &str) {
     use std::io::IsTerminal as _;
     use tracing_subscriber::EnvFilter;
-    // The Raft library speaks of every vote; whoever wants to hear it names it in the filter.
+    // The Raft library logs every vote, so it is limited to errors unless RUST_LOG names it.
     let level = format!("openraft=error,{level}");
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(level));
     let subscriber = tracing_subscriber::fmt()
@@ -411,28 +414,28 @@ pub(crate) fn start_logs(level: &str) {
         .with_writer(std::io::stderr)
         .with_ansi(styled(std::io::stderr().is_terminal()))
         .finish();
-    // Fails only when a subscriber is there already, and then there are logs.
+    // Fails only if a subscriber is installed already.
     let _ = tracing::subscriber::set_global_default(subscriber);
 }
 
 /// The allocator asks for huge pages; a node at rest would hold three times the memory it uses, because every thread
 /// touches a little of many of them. The journals' own buffers are long-lived and warm, so the load does not miss them.
-pub(crate) fn use_small_pages() {
+pub fn use_small_pages() {
     if let Err(error) = rustix::thread::disable_transparent_huge_pages(true) {
-        tracing::debug!(%error, "huge pages stay on");
+        tracing::debug!(%error, "transparent huge pages not disabled");
     }
 }
 
 /// Each connection and each open segment is a file; the soft limit of most shells is 1024.
-pub(crate) fn raise_file_limit(connections: u64) {
+pub fn raise_file_limit(connections: u64) {
     use rustix::process::{Resource, getrlimit, setrlimit};
     let mut limit = getrlimit(Resource::Nofile);
     limit.current = limit.maximum;
     if let Err(error) = setrlimit(Resource::Nofile, limit) {
-        tracing::warn!(%error, "cannot raise the limit of open files");
+        tracing::warn!(%error, "limit of open files not raised");
     }
     if let Some(files) = getrlimit(Resource::Nofile).current.filter(|files| *files < connections) {
-        tracing::warn!(files, connections, "the limit of open files is below kafka.max_connections");
+        tracing::warn!(files, connections, "limit of open files is below the connection limits");
     }
 }
 
@@ -441,7 +444,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn other_machines_are_let_in_only_on_purpose() {
+    fn non_loopback_address_requires_insecure() {
         for (host, insecure, advertise, wanted) in [
             ("127.0.0.1", false, "", None),
             ("::1", false, "", None),

@@ -1,4 +1,4 @@
-//! Starts and stops the store: its shards on the node's journals and the replica driver, its listeners, its event loops.
+//! Startup and shutdown of the store: shards on the node's journals and the replica driver, listeners, event loops.
 
 use std::io::ErrorKind;
 use std::net::{IpAddr, SocketAddr, TcpListener};
@@ -8,7 +8,7 @@ use std::time::Duration;
 use moim_base::metrics::Metrics;
 use moim_base::task::Shutdown;
 use moim_base::{BrokerId, Clock, MemoryBudget};
-use moim_cluster::StateRepository;
+use moim_state::StateRepository;
 use moim_replica::{Dialler, Driver};
 use moim_slots::effects::FrameLimits;
 use moim_slots::server::Server;
@@ -20,12 +20,12 @@ use crate::exit::{Failure, Outcome};
 use crate::journals::Journals;
 use crate::replication::StoreStreams;
 
-/// How often replicas are compared with their primary.
+/// Interval of the comparison of replicas with their primary.
 const CHECK_INTERVAL_MS: u64 = 60_000;
-/// How long a start waits for its shards to answer.
-const SETTLE: Duration = Duration::from_secs(15);
+/// Maximum wait of the startup for the shards to serve.
+const SETTLE_TIMEOUT: Duration = Duration::from_secs(15);
 
-/// What the store is made of.
+/// Dependencies of the store.
 pub(crate) struct SlotsParts {
     pub(crate) config: Config,
     pub(crate) host: IpAddr,
@@ -50,7 +50,7 @@ pub(crate) struct Slots {
 pub(crate) fn recover(parts: SlotsParts) -> Outcome<Slots> {
     let listener = bind(SocketAddr::new(parts.host, parts.config.redis.port))?;
     let (options, data) = (options(&parts), parts.data.path.display().to_string());
-    let made = Service::recover(
+    let recovered = Service::recover(
         options,
         Parts {
             store: Arc::clone(&parts.journals.store),
@@ -63,43 +63,43 @@ pub(crate) fn recover(parts: SlotsParts) -> Outcome<Slots> {
         },
         listener,
     );
-    let service = made.map_err(|error| Failure::error(format!("cannot recover {data}: {error}")))?;
+    let service = recovered.map_err(|error| Failure::error(format!("cannot recover {data}: {error}")))?;
     service.shared().set_memory_budget(&parts.memory);
     parts.journals.progress.set_slots(service.sink());
-    let taker = Arc::clone(&service);
-    let _ = parts.store_streams.set(Box::new(move |stream| taker.take_stream(stream)));
+    let acceptor = Arc::clone(&service);
+    let _ = parts.store_streams.set(Box::new(move |stream| acceptor.take_stream(stream)));
     Ok(Slots { service })
 }
 
 impl Slots {
-    /// For the admin port.
+    /// The store service.
     pub(crate) fn service(&self) -> Arc<Service> {
         Arc::clone(&self.service)
     }
 
-    /// Where clients reach the home shard.
+    /// Listener address of the home shard.
     pub(crate) fn address(&self) -> SocketAddr {
         self.service.address()
     }
 
-    /// What they are told.
+    /// Advertised address of the home shard.
     pub(crate) fn advertised(&self) -> String {
         self.service.advertised()
     }
 
-    /// Follows the cluster from now on.
+    /// Starts to follow the cluster's records and to serve.
     pub(crate) fn serve(&self) -> Outcome {
         Ok(self.service.serve()?)
     }
 
-    /// Ends the connections and the loops. Blocks.
+    /// Closes the connections and ends the event loops. Blocks.
     pub(crate) fn stop(self) {
         self.service.stop();
     }
 
-    /// Waits until the shards of this node answer.
+    /// Waits until the shards of this node serve, or until the timeout.
     pub(crate) async fn settle(&self) {
-        self.service.settle(SETTLE).await;
+        self.service.settle(SETTLE_TIMEOUT).await;
     }
 }
 
@@ -109,8 +109,9 @@ fn bind(address: SocketAddr) -> Outcome<TcpListener> {
         Err(error)
             if error.kind() == ErrorKind::AddrInUse && address.port() == RedisConfig::default().port =>
         {
-            // Nobody asked for this very port: several nodes on one machine, or a Redis beside, are no reason to fail.
-            tracing::warn!(%address, "the usual port of the store is in use; taking a free one");
+            // The default port was not configured explicitly: several nodes, or a Redis, on one machine must not fail
+            // the start.
+            tracing::warn!(%address, "default Redis port in use; binding a free port");
             let free = SocketAddr::new(address.ip(), 0);
             Server::bind(free).map_err(|error| crate::serve::cannot_listen(free, &error, "--redis-port"))
         }

@@ -1,4 +1,4 @@
-//! `/api/v1/cluster`: the cluster as this node sees it, and what operators change.
+//! `/api/v1/cluster`: the cluster report of this node, and the node operations of operators.
 
 use std::sync::Arc;
 
@@ -6,34 +6,34 @@ use axum::Json;
 use axum::extract::{Path, Query, State};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
-use moim_cluster::nodes::NodeOrder;
+use moim_state::nodes::NodeOrder;
 use serde::{Deserialize, Serialize};
 
 use super::Admin;
 use crate::control::records::RecordError;
 
-/// Why a request was refused, for programs.
+/// Error response.
 #[derive(Serialize)]
-struct Refusal {
+struct Rejection {
     error: String,
 }
 
-fn refuse(status: StatusCode, error: impl Into<String>) -> Response {
-    (status, Json(Refusal { error: error.into() })).into_response()
+fn reject(status: StatusCode, error: impl Into<String>) -> Response {
+    (status, Json(Rejection { error: error.into() })).into_response()
 }
 
 /// How the refusal of a node begins that is in no cluster yet. It has done nothing.
-pub(crate) const OUTSIDE: &str = "this node is in no cluster yet";
+pub const NOT_IN_CLUSTER: &str = "this node is in no cluster yet";
 
-fn outside(admin: &Admin) -> Response {
+fn not_in_cluster(admin: &Admin) -> Response {
     let why = admin.readiness.reason().unwrap_or_default();
-    refuse(StatusCode::SERVICE_UNAVAILABLE, format!("{OUTSIDE}: {why}"))
+    reject(StatusCode::SERVICE_UNAVAILABLE, format!("{NOT_IN_CLUSTER}: {why}"))
 }
 
 pub(super) async fn report(State(admin): State<Arc<Admin>>) -> Response {
     match admin.cluster.get() {
         Some(cluster) => Json(cluster.report().await).into_response(),
-        None => outside(&admin),
+        None => not_in_cluster(&admin),
     }
 }
 
@@ -43,28 +43,28 @@ pub(super) struct After {
     after: u64,
 }
 
-/// What this node has seen happen, after the event of this number.
+/// Cluster events of this node after a sequence number.
 pub(super) async fn events(State(admin): State<Arc<Admin>>, Query(query): Query<After>) -> Response {
     match admin.cluster.get() {
         Some(cluster) => {
             let events = cluster.events.after(query.after);
             Json(serde_json::json!({ "node_id": cluster.node_id, "events": events })).into_response()
         }
-        None => outside(&admin),
+        None => not_in_cluster(&admin),
     }
 }
 
-/// A node shall lead nothing.
+/// Orders a node to lead no partition.
 pub(super) async fn drain(State(admin): State<Arc<Admin>>, Path(node_id): Path<i32>) -> Response {
     order(&admin, node_id, Some(NodeOrder::Drain)).await
 }
 
-/// A node may lead again, and hold replicas.
+/// Deletes the order of a node: it may lead and hold replicas again.
 pub(super) async fn undrain(State(admin): State<Arc<Admin>>, Path(node_id): Path<i32>) -> Response {
     order(&admin, node_id, None).await
 }
 
-/// A node shall hold nothing: what comes before it is removed.
+/// Orders a node to hold no replica, before its removal.
 pub(super) async fn empty(State(admin): State<Arc<Admin>>, Path(node_id): Path<i32>) -> Response {
     order(&admin, node_id, Some(NodeOrder::Remove)).await
 }
@@ -72,7 +72,7 @@ pub(super) async fn empty(State(admin): State<Arc<Admin>>, Path(node_id): Path<i
 async fn order(admin: &Admin, node_id: i32, order: Option<NodeOrder>) -> Response {
     match admin.cluster.get() {
         Some(cluster) => answer(cluster.order(node_id, order).await),
-        None => outside(admin),
+        None => not_in_cluster(admin),
     }
 }
 
@@ -89,14 +89,14 @@ pub(super) async fn remove(
 ) -> Response {
     match admin.cluster.get() {
         Some(cluster) => answer(cluster.remove(node_id, query.force).await),
-        None => outside(&admin),
+        None => not_in_cluster(&admin),
     }
 }
 
 pub(super) async fn replace(State(admin): State<Arc<Admin>>, Path(node_id): Path<i32>) -> Response {
     match admin.cluster.get() {
         Some(cluster) => answer(cluster.replace(node_id).await),
-        None => outside(&admin),
+        None => not_in_cluster(&admin),
     }
 }
 
@@ -109,11 +109,11 @@ fn answer(changed: Result<(), RecordError>) -> Response {
         RecordError::NoSuchNode(_) => StatusCode::NOT_FOUND,
         RecordError::LastNode(_)
         | RecordError::Running(_)
-        | RecordError::Holds(..)
-        | RecordError::OtherFolder(_)
-        | RecordError::Raced => StatusCode::CONFLICT,
-        RecordError::Store(moim_cluster::RepositoryError::Unknown) => StatusCode::GATEWAY_TIMEOUT,
+        | RecordError::HasReplicas(..)
+        | RecordError::OtherDirectory(_)
+        | RecordError::Conflict => StatusCode::CONFLICT,
+        RecordError::Store(moim_state::RepositoryError::Unknown) => StatusCode::GATEWAY_TIMEOUT,
         RecordError::Store(_) => StatusCode::SERVICE_UNAVAILABLE,
     };
-    refuse(status, error.to_string())
+    reject(status, error.to_string())
 }

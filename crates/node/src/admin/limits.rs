@@ -1,8 +1,9 @@
-//! Bounds on HTTP clients: so many connections, so long idle, so long at all.
+//! Limits of HTTP clients: number of connections, idle time and lifetime.
 //!
-//! Invariant: at most one connection above the cap is open, and it is not served; the kernel's backlog, not our memory,
-//! holds the rest. Every connection ends by itself, however slowly its peer dribbles, and at the cap the one that has
-//! moved nothing for longest makes room: clients that stall cost others nothing. The HTTP parser bounds headers.
+//! Invariant: at most one connection above the limit is open, and it is not served; further ones wait in the kernel's
+//! backlog, not in our memory. Every connection ends, however slowly its client sends. At the limit, the connection
+//! that has been stalled for the longest time is evicted: stalled clients do not affect others. The HTTP parser bounds
+//! headers.
 
 use std::collections::HashMap;
 use std::io;
@@ -18,119 +19,119 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Notify;
 use tokio::time::{Instant, Sleep};
 
-/// A connection without a byte in either direction for this long is closed.
+/// Idle timeout: a connection without a byte in either direction is closed.
 const IDLE: Duration = Duration::from_secs(15);
-/// At the cap, this long is enough.
+/// Stall time after which a connection may be evicted at the limit.
 const STALLED: Duration = Duration::from_millis(500);
-/// No connection lives longer; scrapers and browsers open another one.
+/// Maximum lifetime of a connection; scrapers and browsers reconnect.
 const LIFETIME: Duration = Duration::from_secs(300);
 
-/// The connections that are open.
+/// The open connections.
 #[derive(Default)]
-struct Slots {
-    open: Mutex<Open>,
-    /// One has closed.
+struct OpenConnections {
+    open: Mutex<OpenState>,
+    /// Notified when a connection closes.
     freed: Notify,
 }
 
 #[derive(Default)]
-struct Open {
-    by_number: HashMap<u64, Progress>,
+struct OpenState {
+    by_number: HashMap<u64, Connection>,
     next: u64,
 }
 
-struct Progress {
-    /// When it last moved a byte.
+struct Connection {
+    /// Time of the last transferred byte.
     at: Instant,
-    /// It must close.
+    /// True if the connection must close.
     evicted: bool,
     waker: Option<Waker>,
 }
 
-/// What to do about room for one more.
-enum Room {
-    Enough,
-    /// Nobody has stalled for long enough before this moment.
-    From(Instant),
+/// Decision on one more connection.
+enum Admission {
+    Granted,
+    /// At the limit: no connection can be evicted before this time.
+    RetryAt(Instant),
 }
 
-impl Slots {
-    fn open(&self) -> MutexGuard<'_, Open> {
+impl OpenConnections {
+    fn open(&self) -> MutexGuard<'_, OpenState> {
         self.open.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn take(self: &Arc<Self>) -> Slot {
+    fn take(self: &Arc<Self>) -> ConnectionPermit {
         let mut open = self.open();
         let number = open.next;
         open.next += 1;
-        open.by_number.insert(number, Progress { at: Instant::now(), evicted: false, waker: None });
-        Slot { slots: Arc::clone(self), number }
+        open.by_number.insert(number, Connection { at: Instant::now(), evicted: false, waker: None });
+        ConnectionPermit { connections: Arc::clone(self), number }
     }
 
-    /// Whether one more fits; if not, tells the one that has stalled for longest to close.
-    fn make_room(&self, max: usize, stalled: Duration) -> Room {
+    /// Grants one more connection below the limit; at the limit, evicts the connection with the longest stall.
+    fn maybe_evict(&self, max: usize, stalled: Duration) -> Admission {
         let mut open = self.open();
         if open.by_number.len() < max {
-            return Room::Enough;
+            return Admission::Granted;
         }
-        let staying = open.by_number.values_mut().filter(|progress| !progress.evicted);
-        let Some(oldest) = staying.min_by_key(|progress| progress.at) else {
-            return Room::From(Instant::now() + stalled);
+        let staying = open.by_number.values_mut().filter(|connection| !connection.evicted);
+        let Some(oldest) = staying.min_by_key(|connection| connection.at) else {
+            return Admission::RetryAt(Instant::now() + stalled);
         };
         if oldest.at.elapsed() < stalled {
-            return Room::From(oldest.at + stalled);
+            return Admission::RetryAt(oldest.at + stalled);
         }
         oldest.evicted = true;
         if let Some(waker) = oldest.waker.take() {
             waker.wake();
         }
-        Room::From(Instant::now() + stalled)
+        Admission::RetryAt(Instant::now() + stalled)
     }
 }
 
-/// The place of one connection.
-struct Slot {
-    slots: Arc<Slots>,
+/// Permit of one open connection, released on drop.
+struct ConnectionPermit {
+    connections: Arc<OpenConnections>,
     number: u64,
 }
 
-impl Slot {
+impl ConnectionPermit {
     fn on_progress(&self) {
-        if let Some(progress) = self.slots.open().by_number.get_mut(&self.number) {
-            progress.at = Instant::now();
+        if let Some(connection) = self.connections.open().by_number.get_mut(&self.number) {
+            connection.at = Instant::now();
         }
     }
 
-    /// Whether it must close; otherwise the task is woken when it must.
+    /// True if the connection must close; otherwise the task is woken when it must.
     fn is_evicted(&self, cx: &Context<'_>) -> bool {
-        let mut open = self.slots.open();
-        let Some(progress) = open.by_number.get_mut(&self.number) else { return true };
-        match &mut progress.waker {
+        let mut open = self.connections.open();
+        let Some(connection) = open.by_number.get_mut(&self.number) else { return true };
+        match &mut connection.waker {
             Some(known) => known.clone_from(cx.waker()),
             none => *none = Some(cx.waker().clone()),
         }
-        progress.evicted
+        connection.evicted
     }
 }
 
-impl Drop for Slot {
+impl Drop for ConnectionPermit {
     fn drop(&mut self) {
-        self.slots.open().by_number.remove(&self.number);
-        self.slots.freed.notify_one();
+        self.connections.open().by_number.remove(&self.number);
+        self.connections.freed.notify_one();
     }
 }
 
-/// Serves so many connections at a time.
+/// Listener with a limit of open connections.
 pub(super) struct LimitedListener {
     inner: TcpListener,
-    slots: Arc<Slots>,
+    connections: Arc<OpenConnections>,
     max: usize,
     stalled: Duration,
 }
 
 impl LimitedListener {
     pub(super) fn new(inner: TcpListener, max_connections: u32) -> Self {
-        Self { inner, slots: Arc::default(), max: max_connections as usize, stalled: STALLED }
+        Self { inner, connections: Arc::default(), max: max_connections as usize, stalled: STALLED }
     }
 }
 
@@ -140,13 +141,13 @@ impl Listener for LimitedListener {
 
     async fn accept(&mut self) -> (Self::Io, Self::Addr) {
         let (stream, peer) = Listener::accept(&mut self.inner).await;
-        while let Room::From(moment) = self.slots.make_room(self.max, self.stalled) {
+        while let Admission::RetryAt(moment) = self.connections.maybe_evict(self.max, self.stalled) {
             tokio::select! {
-                () = self.slots.freed.notified() => {}
+                () = self.connections.freed.notified() => {}
                 () = tokio::time::sleep_until(moment) => {}
             }
         }
-        (LimitedStream::new(stream, self.slots.take(), IDLE, LIFETIME), peer)
+        (LimitedStream::new(stream, self.connections.take(), IDLE, LIFETIME), peer)
     }
 
     fn local_addr(&self) -> io::Result<Self::Addr> {
@@ -154,36 +155,36 @@ impl Listener for LimitedListener {
     }
 }
 
-/// A connection with a deadline that moves with every byte, up to its lifetime.
+/// Connection with an idle deadline, extended by every byte up to its lifetime.
 pub(super) struct LimitedStream {
     inner: TcpStream,
-    slot: Slot,
+    permit: ConnectionPermit,
     idle: Duration,
     end: Instant,
     deadline: Pin<Box<Sleep>>,
 }
 
 impl LimitedStream {
-    fn new(inner: TcpStream, slot: Slot, idle: Duration, lifetime: Duration) -> Self {
+    fn new(inner: TcpStream, permit: ConnectionPermit, idle: Duration, lifetime: Duration) -> Self {
         let now = Instant::now();
         let deadline = Box::pin(tokio::time::sleep_until(now + idle));
-        Self { inner, slot, idle, end: now + lifetime, deadline }
+        Self { inner, permit, idle, end: now + lifetime, deadline }
     }
 
     fn on_progress(&mut self) {
-        self.slot.on_progress();
+        self.permit.on_progress();
         let next = (Instant::now() + self.idle).min(self.end);
         self.deadline.as_mut().reset(next);
     }
 
-    /// What a call that moved nothing becomes: still pending, or too late.
+    /// Maps the result of an I/O call: a pending one becomes a timeout after the deadline or an eviction.
     fn or_expired<T>(&mut self, cx: &mut Context<'_>, moved: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
         match moved {
             Poll::Ready(done) => {
                 self.on_progress();
                 Poll::Ready(done)
             }
-            Poll::Pending if self.slot.is_evicted(cx) => Poll::Ready(Err(io::ErrorKind::TimedOut.into())),
+            Poll::Pending if self.permit.is_evicted(cx) => Poll::Ready(Err(io::ErrorKind::TimedOut.into())),
             Poll::Pending => match self.deadline.as_mut().poll(cx) {
                 Poll::Ready(()) => Poll::Ready(Err(io::ErrorKind::TimedOut.into())),
                 Poll::Pending => Poll::Pending,
@@ -233,43 +234,43 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_silent_connection_is_closed_and_gives_its_slot_back() {
+    async fn idle_connection_is_closed_and_releases_its_permit() {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let slots = Arc::<Slots>::default();
+        let connections = Arc::<OpenConnections>::default();
         let _client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
         let (stream, _) = listener.accept().await.unwrap();
         let short = Duration::from_millis(20);
-        let mut stream = LimitedStream::new(stream, slots.take(), short, short);
+        let mut stream = LimitedStream::new(stream, connections.take(), short, short);
         let error = tokio::time::timeout(PATIENCE, stream.read_u8()).await.unwrap().unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::TimedOut);
-        assert_eq!(slots.open().by_number.len(), 1);
+        assert_eq!(connections.open().by_number.len(), 1);
         drop(stream);
-        assert_eq!(slots.open().by_number.len(), 0);
+        assert_eq!(connections.open().by_number.len(), 0);
     }
 
     #[tokio::test]
-    async fn at_the_cap_nobody_else_is_served_while_none_stalls() {
+    async fn connection_above_the_limit_waits_while_none_is_stalled() {
         let (mut listener, address) = listen(1, PATIENCE).await;
         let _first = TcpStream::connect(address).await.unwrap();
         let _second = TcpStream::connect(address).await.unwrap();
         let (held, _) = listener.accept().await;
-        let slots = Arc::clone(&listener.slots);
+        let connections = Arc::clone(&listener.connections);
         let mut waiting = pin!(listener.accept());
         assert!(tokio::time::timeout(Duration::from_millis(50), waiting.as_mut()).await.is_err());
-        assert!(!slots.open().by_number.values().any(|progress| progress.evicted));
+        assert!(!connections.open().by_number.values().any(|connection| connection.evicted));
         drop(held);
         let (_stream, _) = tokio::time::timeout(PATIENCE, waiting).await.unwrap();
     }
 
     #[tokio::test]
-    async fn at_the_cap_those_that_stall_make_room_and_the_others_stay() {
+    async fn stalled_connections_are_evicted_at_the_limit() {
         let (mut listener, address) = listen(3, Duration::from_millis(50)).await;
         let (mut clients, mut served) = (Vec::new(), Vec::new());
         for _ in 0..3 {
             clients.push(TcpStream::connect(address).await.unwrap());
             served.push(listener.accept().await.0);
         }
-        // The first two stall in the middle of a request; the third is in use.
+        // The first two stall in the middle of a request; the third is active.
         let mut tasks = tokio::task::JoinSet::new();
         for (number, mut stream) in served.into_iter().enumerate() {
             tasks.spawn(async move { (number, stream.read_to_end(&mut Vec::new()).await) });
@@ -287,13 +288,13 @@ mod tests {
                 let (mut stream, _) = listener.accept().await;
                 tasks.spawn(async move { (9, stream.read_to_end(&mut Vec::new()).await) });
                 let (number, ended) = tasks.join_next().await.unwrap().unwrap();
-                assert!(number < 2, "the busy one stays");
+                assert!(number < 2, "the active connection stays");
                 assert_eq!(ended.unwrap_err().kind(), io::ErrorKind::TimedOut);
             }
         };
         tokio::select! {
             () = talk => {}
-            done = tokio::time::timeout(PATIENCE, late) => done.expect("room in time"),
+            done = tokio::time::timeout(PATIENCE, late) => done.expect("eviction in time"),
         }
     }
 }

@@ -1,4 +1,4 @@
-//! The admin port as `curl` sees it.
+//! The admin port over HTTP.
 
 use super::*;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
@@ -15,7 +15,7 @@ fn admin() -> Arc<Admin> {
         started_at_ms: 5,
     };
     Arc::new(Admin {
-        readiness: Readiness::not_yet("recovering"),
+        readiness: Readiness::not_ready_because("recovering"),
         metrics: Arc::new(Metrics::new()),
         facts: Mutex::new(facts),
         cluster: OnceLock::new(),
@@ -35,7 +35,7 @@ async fn get(address: SocketAddr, path: &str) -> (u16, String) {
 }
 
 #[tokio::test]
-async fn liveness_never_waits_for_readiness() {
+async fn liveness_does_not_depend_on_readiness() {
     let admin = admin();
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
@@ -58,11 +58,11 @@ async fn liveness_never_waits_for_readiness() {
     );
     assert_eq!(body["zone"], serde_json::Value::Null);
 
-    assert_eq!(get(address, "/api/v1/cluster").await.0, 503, "it is in no cluster yet");
+    assert_eq!(get(address, "/api/v1/cluster").await.0, 503, "not in a cluster yet");
     admin.readiness.ready();
-    admin.readiness.fails("quorum", "no quorum");
+    admin.readiness.set_failing("quorum", "no quorum");
     assert_eq!(get(address, "/readyz").await, (503, "not ready: no quorum\n".into()));
-    admin.readiness.holds("quorum");
+    admin.readiness.clear_failing("quorum");
     assert_eq!(get(address, "/readyz").await.0, 200);
 
     assert!(get(address, "/").await.1.contains("/metrics"));

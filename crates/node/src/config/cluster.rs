@@ -8,35 +8,35 @@ use super::{KIB, MIB, rule, split_host_port};
 
 /// `[etcd]`
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub(crate) struct EtcdConfig {
+pub struct EtcdConfig {
     /// Port of the etcd listener; 0 picks a free one.
-    pub(crate) port: u16,
+    pub port: u16,
     /// `HOST:PORT` told to clients; empty means the listener's own address.
-    pub(crate) advertise: String,
+    pub advertise: String,
     /// Connections served at a time; further ones are closed at once.
-    pub(crate) max_connections: u32,
+    pub max_connections: u32,
     /// How large the keys and values may grow together before writes are refused.
-    pub(crate) quota_bytes: u64,
+    pub quota_bytes: u64,
     /// History older than this is forgotten; 0 keeps it until a client compacts.
-    pub(crate) compaction_retention_ms: u64,
+    pub compaction_retention_ms: u64,
 }
 
 /// `[peer]`
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub(crate) struct PeerConfig {
+pub struct PeerConfig {
     /// Port other nodes connect to; 0 picks a free one.
-    pub(crate) port: u16,
+    pub port: u16,
     /// `HOST:PORT` told to other nodes; empty means the listener's own address.
-    pub(crate) advertise: String,
+    pub advertise: String,
 }
 
 /// `[cluster]`
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub(crate) struct ClusterConfig {
+pub struct ClusterConfig {
     /// The founders: `1=HOST:PEER,2=…`, this node included. Looked at by an empty data folder only.
-    pub(crate) initial: String,
+    pub initial: String,
     /// `HOST:PEER` of any node of the cluster to join; several with commas between.
-    pub(crate) join: String,
+    pub join: String,
 }
 
 impl Default for EtcdConfig {

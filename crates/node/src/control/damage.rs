@@ -1,9 +1,9 @@
-//! Damage that is found while the node runs, by the scrub or by a read.
+//! Damaged replicas that the scrub or a read finds at runtime.
 //!
-//! The mark of a run says which copies of its folder are damaged. When more of them are found, the mark says so too, the
-//! driver stops counting on them, and the controller has others lead and takes their places away. Then the driver throws
-//! them away and fetches them again. A copy stays on the list until it has everything that is committed: until then it
-//! must not be elected, whatever an in-sync set says of it.
+//! The member record lists the damaged replicas of a node. Newly found ones are added to the list, the replica driver
+//! disables them, and the controller elects other leaders and removes them from the in-sync set. Then the driver
+//! deletes and refetches them. A replica stays on the list until it holds every committed record: until then it must
+//! not be elected, whatever an in-sync set says.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,10 +16,10 @@ use moim_replica::driver::Driver;
 use super::presence::Presence;
 use crate::journals::{Journals, LOST_DIRECTORY};
 
-/// Between two looks. Damage is as old as the last time its bytes were read, so there is no hurry.
-const LOOK: Duration = Duration::from_secs(1);
+/// Poll interval. Damage may be older than its discovery by any time, so a second more does not matter.
+const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Tells of damage until the node stops.
+/// Reports damaged replicas until the node stops.
 pub(super) fn watch(
     presence: Arc<Presence>,
     journals: Journals,
@@ -28,11 +28,11 @@ pub(super) fn watch(
 ) -> impl Future<Output = ()> + Send + 'static {
     let shutdown = scope.shutdown().clone();
     async move {
-        let mut told = None;
+        let mut reported = None;
         loop {
             let found = Some((journals.store.damages(), driver.repairs()));
-            if found != told {
-                // A vote or an acknowledged entry may be gone: the node must not go on as a voter.
+            if found != reported {
+                // A vote or an acknowledged entry may be lost: the node must not remain a voter.
                 assert!(!journals.is_raft_damaged(), "Raft log damaged: {LOST_DIRECTORY}");
                 let mut damaged = journals.damaged();
                 for id in &damaged {
@@ -43,15 +43,15 @@ pub(super) fn watch(
                 damaged.dedup();
                 match presence.on_damaged(damaged.iter().map(PartitionId::to_string).collect()).await {
                     Ok(()) => {
-                        told = found;
+                        reported = found;
                         driver.on_damage_registered(&damaged);
                     }
-                    Err(error) => tracing::debug!(%error, "the cluster was not told of damage; trying again"),
+                    Err(error) => tracing::debug!(%error, "damaged replicas not reported; retrying"),
                 }
             }
             tokio::select! {
                 () = shutdown.stopped() => return,
-                () = rest(LOOK) => {}
+                () = rest(POLL_INTERVAL) => {}
             }
         }
     }

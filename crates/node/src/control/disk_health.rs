@@ -1,13 +1,15 @@
-//! No authority without a working disk.
+//! Hand-off of leadership while the disk is impaired or full.
 //!
-//! A node whose disk hangs or is full leads nothing that another node could lead. What it does, in this order, needs no
-//! disk of its own: it tells the nodes that ask ([`DiskHealth`], asked by [`super::pulse`]), so that the controller elects
-//! others; it gives its presence lease up, so that no in-sync set waits for it; if it leads the coordination group it
-//! steps down; it refuses clients, so that they turn to the others. It comes back by itself as a new run.
+//! A node whose disk hangs or is full leads nothing that another node can lead. Its steps, in this order, need no disk
+//! of its own: it reports its disk state to health probes ([`DiskHealth`], probed by [`super::failure_detector`]), so
+//! that the controller elects other leaders; it withdraws its member lease, so that no in-sync set waits for it; it
+//! steps down as leader of the coordination group; it rejects clients, so that they use the other nodes. It returns
+//! without operator action, with a new broker epoch.
 //!
-//! All of it only while others can go on without it: the lease while most members are well and no partition has its only
-//! in-sync replica here, the coordination group while a quorum of other voters is well. Otherwise it keeps its authority
-//! and waits: a stall of storage that all nodes share costs no node its leaderships.
+//! Each step requires that the other nodes can continue without this node: the lease is withdrawn only while most
+//! members are healthy and no partition has its only in-sync replica here, and the coordination leadership only while a
+//! quorum of other voters is healthy. Otherwise the node keeps its leaderships and waits: a stall of shared storage
+//! costs no node its leaderships.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -24,47 +26,48 @@ use moim_raft::{BoxFuture, Service, VoterId};
 
 use super::disk_watchdog::{Verdict, Watchdog};
 use super::events::EventLog;
+use super::failure_detector::FailureDetector;
 use super::presence::Presence;
-use super::pulse::Pulse;
 use super::view::{Partitions, View};
 use crate::admin::Readiness;
 
-/// Between two looks at the disk.
-const LOOK: Duration = Duration::from_millis(100);
-/// The same while no other node could lead: a node at rest is to rest.
-const ALONE: Duration = Duration::from_secs(1);
-/// A look that comes so late was held up with the whole process.
+/// Poll interval of the disk state.
+const POLL_INTERVAL: Duration = Duration::from_millis(100);
+/// Poll interval while no other node could lead, so that an idle node stays idle.
+const ALONE_INTERVAL: Duration = Duration::from_secs(1);
+/// A poll that is this late is ignored: the whole process was paused.
 const LATE_MS: u64 = 500;
-/// How long a voter may take to take the coordination group over before heartbeats are withheld.
-const STEP_DOWN: Duration = Duration::from_millis(300);
-/// How long the lease may take to be given up: the controller may be this node, and the group is led on meanwhile.
-const GIVE_UP: Duration = Duration::from_millis(400);
-/// How long the controller may take to have others elected before this node steps down, and between two looks.
-const ELECTIONS: Duration = Duration::from_millis(300);
-const GLANCE: Duration = Duration::from_millis(25);
-/// The first byte of an answer.
+/// Timeout of the coordination leadership transfer; after it, heartbeats are withheld.
+const STEP_DOWN_TIMEOUT: Duration = Duration::from_millis(300);
+/// Timeout of the lease withdrawal: the controller may be this node, and it still leads the group meanwhile.
+const WITHDRAW_TIMEOUT: Duration = Duration::from_millis(400);
+/// Timeout of the partition leader elections before this node steps down.
+const ELECTIONS_TIMEOUT: Duration = Duration::from_millis(300);
+/// Poll interval of those elections.
+const ELECTIONS_POLL: Duration = Duration::from_millis(25);
+/// Format byte of a probe response.
 const FORMAT: u8 = 1;
 const IMPAIRED: u8 = 1;
 const FULL: u8 = 2;
-/// What `/readyz` speaks of.
+/// Readiness condition: the disk is healthy.
 const DISK: &str = "disk";
 
-/// What a node says of its disk.
+/// Disk state of a node.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(crate) struct DiskState {
-    /// Syncs hang.
+    /// A sync hangs, or did recently.
     pub(crate) impaired: bool,
-    /// There is no room for appends.
+    /// No free space for appends.
     pub(crate) full: bool,
 }
 
 impl DiskState {
-    /// Whether the node may be counted on.
-    pub(crate) fn is_well(self) -> bool {
+    /// True if the disk is neither impaired nor full.
+    pub(crate) fn is_healthy(self) -> bool {
         !self.impaired && !self.full
     }
 
-    /// What is wrong, in words.
+    /// Description of the problem.
     pub(crate) fn problem(self) -> Option<&'static str> {
         match self {
             Self { impaired: true, .. } => Some("its disk is impaired: syncs hang, or did lately"),
@@ -77,20 +80,20 @@ impl DiskState {
         u8::from(self.impaired) * IMPAIRED + u8::from(self.full) * FULL
     }
 
-    fn of_bits(bits: u8) -> Self {
+    fn from_bits(bits: u8) -> Self {
         Self { impaired: bits & IMPAIRED != 0, full: bits & FULL != 0 }
     }
 
-    /// Reads another node's answer; one of another format says nothing.
+    /// Decodes a probe response; an unknown format counts as healthy.
     pub(super) fn decode(answer: &[u8]) -> Self {
         match answer {
-            [FORMAT, bits, ..] => Self::of_bits(*bits),
+            [FORMAT, bits, ..] => Self::from_bits(*bits),
             _ => Self::default(),
         }
     }
 }
 
-/// The state of this node's disk, for everybody who asks.
+/// Disk state of this node: the response to health probes.
 #[derive(Default)]
 pub(crate) struct DiskHealth {
     bits: AtomicU8,
@@ -98,7 +101,7 @@ pub(crate) struct DiskHealth {
 
 impl DiskHealth {
     pub(crate) fn state(&self) -> DiskState {
-        DiskState::of_bits(self.bits.load(Ordering::Relaxed))
+        DiskState::from_bits(self.bits.load(Ordering::Relaxed))
     }
 
     fn set(&self, state: DiskState) -> bool {
@@ -113,14 +116,14 @@ impl Service for DiskHealth {
     }
 }
 
-/// What watching the disk needs.
+/// Dependencies of the disk watch.
 pub(super) struct DiskParts {
     pub(super) node_id: i32,
     pub(super) health: Arc<DiskHealth>,
     pub(super) presence: Arc<Presence>,
     pub(super) coordinator: Coordinator,
     pub(super) store: Arc<Store>,
-    pub(super) pulse: Arc<Pulse>,
+    pub(super) failure_detector: Arc<FailureDetector>,
     pub(super) events: Arc<EventLog>,
     pub(super) clock: Arc<dyn Clock>,
     pub(super) readiness: Readiness,
@@ -128,14 +131,15 @@ pub(super) struct DiskParts {
 }
 
 impl DiskParts {
-    /// Watches until the node stops, or is about to.
+    /// Watches the disk until the node stops or resigns.
     pub(super) async fn watch(self, shutdown: Shutdown) {
         let mut watchdog = Watchdog::new(self.clock.monotonic_ms());
         let probing = Arc::new(AtomicBool::new(false));
         let mut unreliable = 0;
         loop {
             let alone = self.coordinator.group().metrics().voters.len() < 2;
-            let (pause, began_ms) = (if alone { ALONE } else { LOOK }, self.clock.monotonic_ms());
+            let (pause, began_ms) =
+                (if alone { ALONE_INTERVAL } else { POLL_INTERVAL }, self.clock.monotonic_ms());
             tokio::select! {
                 () = shutdown.stopped() => return,
                 () = rest(pause) => {}
@@ -144,7 +148,7 @@ impl DiskParts {
                 return;
             }
             let seen = self.store.sync_report();
-            // The process stood still, not the disk: what this report and the next say of syncs is the time of the pause.
+            // The process was paused, not the disk: the sync times of this report and the next include the pause.
             if self.clock.monotonic_ms() > began_ms + pause.as_millis() as u64 + LATE_MS {
                 unreliable = 2;
             }
@@ -156,20 +160,20 @@ impl DiskParts {
             if verdict.probe && !alone && !probing.swap(true, Ordering::Relaxed) {
                 self.probe(&probing);
             }
-            self.tell(verdict);
-            if self.health.state().is_well() {
-                self.come_back();
+            self.publish(verdict);
+            if self.health.state().is_healthy() {
+                self.reinstate();
             } else {
                 self.hand_over().await;
             }
         }
     }
 
-    /// Probes the disk on a thread that may hang with it.
+    /// Probes the disk on a blocking thread, which may hang with it.
     fn probe(&self, probing: &Arc<AtomicBool>) {
         let (store, probing) = (Arc::clone(&self.store), Arc::clone(probing));
         self.scope.spawn("disk-probe", async move {
-            // Without room for the probe the disk is full, and that is known.
+            // A probe that fails for lack of space tells nothing new: a full disk is detected elsewhere.
             if let Err(error) = offload(move || store.probe_disk()).await {
                 tracing::debug!(%error, "disk probe failed");
             }
@@ -177,7 +181,7 @@ impl DiskParts {
         });
     }
 
-    fn tell(&self, verdict: Verdict) {
+    fn publish(&self, verdict: Verdict) {
         let state = DiskState { impaired: verdict.impaired, full: verdict.full };
         if !self.health.set(state) {
             return;
@@ -185,45 +189,50 @@ impl DiskParts {
         let id = self.node_id;
         let text = match state.problem() {
             Some(problem) => {
-                tracing::warn!(impaired = state.impaired, full = state.full, "disk impaired: {problem}");
-                self.readiness.fails(DISK, problem);
+                tracing::warn!(
+                    impaired = state.impaired,
+                    full = state.full,
+                    problem,
+                    "disk impaired or full"
+                );
+                self.readiness.set_failing(DISK, problem);
                 format!("node {id}: {problem}")
             }
             None => {
-                tracing::info!("disk works again");
-                self.readiness.holds(DISK);
+                tracing::info!("disk recovered");
+                self.readiness.clear_failing(DISK);
                 format!("node {id}: its disk works again")
             }
         };
         self.events.on_disk(self.clock.wall_ms(), text);
     }
 
-    /// Gives up what others can take over.
+    /// Hands off the leaderships that other nodes can take over.
     async fn hand_over(&self) {
         let view = View::of(&self.coordinator);
-        let well: BTreeSet<i32> = self.pulse.well().into_iter().collect();
+        let healthy: BTreeSet<i32> = self.failure_detector.healthy_members().into_iter().collect();
         let members = view.members.len();
-        let others = view.members.iter().filter(|live| well.contains(&live.record.node_id)).count();
+        let others = view.members.iter().filter(|live| healthy.contains(&live.record.node_id)).count();
         let members_go_on = others * 2 > members && others > 0;
-        // Clients of the coordination core go to another node in any case. The controller moves what this node leads and
-        // others can lead; the lease is kept for partitions that only this node has.
+        // Clients of the coordination core use another node in any case. The controller moves the leaderships that
+        // other in-sync replicas can take; the lease is kept for partitions whose only in-sync replica is here.
         self.coordinator.set_withdrawn(members_go_on);
-        if members_go_on && !self.presence.has_given_up() && !self.is_last_in_sync() {
-            tracing::warn!(others, "presence lease given up: others take over");
-            self.presence.give_up(GIVE_UP).await;
+        if members_go_on && !self.presence.is_withdrawn() && !self.is_last_in_sync() {
+            tracing::warn!(others, "member lease withdrawn: disk impaired or full");
+            self.presence.withdraw(WITHDRAW_TIMEOUT).await;
         }
         let group = self.coordinator.group();
         let metrics = group.metrics();
         let voter_of = |node: &i32| view.node(*node).map(|record| VoterId(record.voter));
-        let voters: BTreeSet<VoterId> = well.iter().filter_map(voter_of).collect();
-        let well_voters: Vec<VoterId> = metrics
+        let voters: BTreeSet<VoterId> = healthy.iter().filter_map(voter_of).collect();
+        let healthy_voters: Vec<VoterId> = metrics
             .voters
             .iter()
             .map(|voter| voter.id)
             .filter(|voter| *voter != metrics.voter && voters.contains(voter))
             .collect();
-        if well_voters.len() * 2 <= metrics.voters.len() {
-            // A quorum needs this node: it keeps its vote, and leads if it must.
+        if healthy_voters.len() * 2 <= metrics.voters.len() {
+            // The quorum needs this node: it keeps its vote, and leads if elected.
             group.set_electable(true);
             return;
         }
@@ -233,31 +242,31 @@ impl DiskParts {
         }
         let matched =
             |id: &VoterId| metrics.matched.iter().find(|(other, _)| other == id).and_then(|at| at.1);
-        if let Some(to) = well_voters.into_iter().max_by_key(matched) {
-            // The controller is here, and this node learns of its elections for as long as it leads: a new leader's term
-            // needs a sync before anything else is heard from it.
-            let _ = tokio::time::timeout(ELECTIONS, self.elections()).await;
-            tracing::warn!(%to, "coordination group: stepping down, this node's disk does not work");
-            group.step_down(to, STEP_DOWN).await;
+        if let Some(to) = healthy_voters.into_iter().max_by_key(matched) {
+            // The controller runs here, and this node observes its elections while it leads the group. Under a new
+            // leader it would first have to sync the new term, which a hung disk prevents.
+            let _ = tokio::time::timeout(ELECTIONS_TIMEOUT, self.wait_for_elections()).await;
+            tracing::warn!(%to, "coordination leadership handed off: disk impaired or full");
+            group.step_down(to, STEP_DOWN_TIMEOUT).await;
         }
     }
 
-    /// Returns when others lead what they can.
-    async fn elections(&self) {
+    /// Waits until this node leads no partition that has another in-sync replica.
+    async fn wait_for_elections(&self) {
         while Partitions::of(&self.coordinator).movable(self.node_id) > 0 {
-            tokio::time::sleep(GLANCE).await;
+            tokio::time::sleep(ELECTIONS_POLL).await;
         }
     }
 
-    /// Whether a partition has no other replica that could lead it.
+    /// True if this node is the only in-sync replica of a partition.
     fn is_last_in_sync(&self) -> bool {
         Partitions::of(&self.coordinator).is_last_in_sync(self.node_id)
     }
 
-    fn come_back(&self) {
-        if self.presence.has_given_up() {
-            tracing::info!("disk works: this node comes back as a new run");
-            self.presence.come_back();
+    fn reinstate(&self) {
+        if self.presence.is_withdrawn() {
+            tracing::info!("member lease reinstated: disk recovered");
+            self.presence.reinstate();
         }
         self.coordinator.set_withdrawn(false);
         self.coordinator.group().set_electable(true);
@@ -269,7 +278,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_said_of_a_disk_is_what_is_heard() {
+    fn disk_state_survives_the_probe_encoding() {
         for state in [
             DiskState::default(),
             DiskState { impaired: true, full: false },
@@ -277,11 +286,11 @@ mod tests {
             DiskState { impaired: true, full: true },
         ] {
             let health = DiskHealth::default();
-            assert_eq!(health.set(state), !state.is_well());
+            assert_eq!(health.set(state), !state.is_healthy());
             let answer = futures_util::FutureExt::now_or_never(health.handle(Bytes::new())).unwrap();
             assert_eq!(DiskState::decode(&answer), state);
         }
-        assert!(DiskState::decode(b"").is_well());
-        assert!(DiskState::decode(&[9, 255]).is_well(), "of another format");
+        assert!(DiskState::decode(b"").is_healthy());
+        assert!(DiskState::decode(&[9, 255]).is_healthy(), "unknown format");
     }
 }

@@ -1,45 +1,46 @@
-//! Judges the disk by how long syncs take. A plain state machine: time and what was seen come in, a verdict comes out.
+//! Disk watchdog: judges the disk by the duration of syncs. A pure state machine: time and sync reports in, a verdict
+//! out.
 //!
-//! A sync that takes a second makes the disk *impaired*. It counts as working again after syncs have been quick for a
-//! while, longer with every relapse: a disk that hangs now and then would otherwise have leaderships go to and fro.
+//! A sync that takes a second makes the disk *impaired*. The disk is healthy again after a period of fast syncs, which
+//! doubles with every relapse: otherwise a disk that hangs now and then would make leaderships flap.
 
 use moim_journal::SyncReport;
 
-/// A sync that takes as long makes the disk impaired.
+/// Sync duration that makes the disk impaired.
 const IMPAIRED_MS: u64 = 1_000;
-/// Syncs of an impaired disk must be quicker than this.
+/// Maximum sync duration during the recovery of an impaired disk.
 const CALM_MS: u64 = 200;
-/// For how long, at first.
+/// Initial recovery period.
 const HOLD_MS: u64 = 10_000;
-/// For how long at most.
+/// Maximum recovery period.
 const MAX_HOLD_MS: u64 = 40_000;
-/// A disk that has worked for as long has its relapses forgiven.
+/// Healthy time after which the recovery period is reset.
 const FORGIVE_MS: u64 = 120_000;
-/// An idle disk is probed this often.
+/// Probe interval of an idle disk.
 const PROBE_IDLE_MS: u64 = 5_000;
-/// The same while it is impaired: it must show that it works.
+/// Probe interval of an impaired disk, which needs completed syncs to recover.
 const PROBE_IMPAIRED_MS: u64 = 500;
-/// There is room again when it was seen for so long: a disk on the edge would have leaderships go to and fro.
-const ROOM_MS: u64 = 2_000;
+/// Time with free space after which the disk is no longer full: a disk at the limit would make leaderships flap.
+const FREE_SPACE_MS: u64 = 2_000;
 
-/// The state of a disk.
+/// Verdict on the disk.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(super) struct Verdict {
-    /// Syncs hang, or did lately.
+    /// A sync hangs, or did recently.
     pub(super) impaired: bool,
-    /// There is no room for appends, or was none a moment ago.
+    /// There is no free space for appends, or was none within [`FREE_SPACE_MS`].
     pub(super) full: bool,
     /// A probe is due.
     pub(super) probe: bool,
 }
 
-/// See above.
+/// State machine of the disk's health.
 #[derive(Debug)]
 pub(super) struct Watchdog {
     impaired: bool,
-    /// While impaired: since when every sync has been quick, and at least one has ended.
+    /// While impaired: start of the period in which every sync was fast and at least one completed.
     calm_since_ms: Option<u64>,
-    /// Since when it has been working.
+    /// Start of the current or last healthy period.
     worked_since_ms: u64,
     hold_ms: u64,
     syncs: u64,
@@ -58,7 +59,7 @@ impl Watchdog {
         }
     }
 
-    /// Something was seen of the disk.
+    /// Processes a sync report and returns the verdict.
     pub(super) fn on_report(&mut self, now_ms: u64, seen: &SyncReport, is_full: bool) -> Verdict {
         let slowest_ms = seen.pending_ms.max(seen.slowest_ms);
         let ended = std::mem::replace(&mut self.syncs, seen.syncs) != seen.syncs;
@@ -70,7 +71,7 @@ impl Watchdog {
         if is_full {
             self.full_at_ms = Some(now_ms);
         }
-        let full = self.full_at_ms.is_some_and(|at_ms| now_ms < at_ms + ROOM_MS || is_full);
+        let full = self.full_at_ms.is_some_and(|at_ms| now_ms < at_ms + FREE_SPACE_MS || is_full);
         let every_ms = if self.impaired { PROBE_IMPAIRED_MS } else { PROBE_IDLE_MS };
         Verdict { impaired: self.impaired, full, probe: seen.idle_ms >= every_ms }
     }
@@ -104,7 +105,7 @@ impl Watchdog {
 mod tests {
     use super::*;
 
-    /// A disk on which a sync begins every 100 ms and takes as long as `lasts` says.
+    /// A disk on which a sync starts every 100 ms and takes `lasts_ms`. Returns the time until the verdict changes.
     fn run(watchdog: &mut Watchdog, from_ms: u64, until_ms: u64, lasts_ms: u64) -> Option<u64> {
         let before = watchdog.impaired;
         for now_ms in (from_ms..until_ms).step_by(100) {
@@ -120,31 +121,35 @@ mod tests {
     }
 
     #[test]
-    fn a_hung_sync_impairs_after_a_second_and_quick_ones_heal_after_ten() {
+    fn hung_sync_impairs_after_one_second_and_fast_syncs_recover_after_ten() {
         let mut watchdog = Watchdog::new(0);
         assert_eq!(run(&mut watchdog, 0, 60_000, 900), None, "slow is not hung");
         assert_eq!(run(&mut watchdog, 60_000, 90_000, u64::MAX), Some(1_000));
-        assert_eq!(run(&mut watchdog, 70_000, 170_000, 300), None, "not quick enough to be trusted");
+        assert_eq!(run(&mut watchdog, 70_000, 170_000, 300), None, "not fast enough to recover");
         assert_eq!(run(&mut watchdog, 170_000, 200_000, 20), Some(10_000));
-        // Every relapse takes longer to be forgiven.
+        // Every relapse doubles the recovery period.
         for (begin_ms, hold_ms) in [(200_000, 20_000), (300_000, 40_000)] {
             assert_eq!(run(&mut watchdog, begin_ms, begin_ms + 5_000, u64::MAX), Some(1_000));
             assert_eq!(run(&mut watchdog, begin_ms + 5_000, begin_ms + 90_000, 20), Some(hold_ms));
         }
         assert_eq!(run(&mut watchdog, 400_000, 405_000, u64::MAX), Some(1_000));
-        assert_eq!(run(&mut watchdog, 405_000, 500_000, 20), Some(40_000), "but not for ever");
+        assert_eq!(run(&mut watchdog, 405_000, 500_000, 20), Some(40_000), "up to the maximum");
         assert_eq!(run(&mut watchdog, 2_000_000, 2_005_000, u64::MAX), Some(1_000));
-        assert_eq!(run(&mut watchdog, 2_005_000, 2_100_000, 20), Some(10_000), "it had worked for long");
+        assert_eq!(
+            run(&mut watchdog, 2_005_000, 2_100_000, 20),
+            Some(10_000),
+            "reset after a long healthy period"
+        );
     }
 
     #[test]
-    fn a_disk_heals_by_syncs_that_end_and_is_probed_for_them() {
+    fn recovery_needs_completed_syncs_and_an_impaired_disk_is_probed() {
         let mut watchdog = Watchdog::new(0);
         let idle = |idle_ms: u64, syncs: u64| SyncReport { pending_ms: 0, slowest_ms: 0, syncs, idle_ms };
         assert!(!watchdog.on_report(0, &idle(4_900, 0), false).probe);
         assert!(watchdog.on_report(100, &idle(5_000, 0), false).probe);
         watchdog.on_report(200, &SyncReport { pending_ms: 1_000, ..idle(0, 0) }, false);
-        // Nothing hangs, and nothing was tried either.
+        // No sync hangs, but none completed either.
         for now_ms in (300..60_000).step_by(100) {
             assert!(watchdog.on_report(now_ms, &idle(now_ms, 0), false).impaired);
         }
@@ -154,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn there_is_room_again_when_there_is_for_good() {
+    fn full_disk_recovers_after_free_space_has_been_stable() {
         let mut watchdog = Watchdog::new(0);
         let seen = SyncReport::default();
         let mut full = |now_ms: u64, is_full: bool| watchdog.on_report(now_ms, &seen, is_full).full;

@@ -1,7 +1,7 @@
-//! What has happened in the cluster, as this node saw it: for people who ask what went on.
+//! Cluster event log of this node, for operators (`moim cluster events`).
 //!
-//! Made from the same watch every node acts on, so all nodes tell the same, each since its own start. What one
-//! transaction did to many partitions is one event: a failover of a thousand partitions is a line, not a thousand.
+//! Derived from the watch on the cluster's records, so all nodes report the same events, each since its own start. A
+//! change of many partitions in one transaction is one event: a failover of a thousand partitions is one line.
 //!
 //! Bounded: the last [`KEPT`] events.
 
@@ -12,37 +12,38 @@ use std::time::Duration;
 use futures_util::FutureExt as _;
 use moim_base::Clock;
 use moim_base::task::Shutdown;
-use moim_cluster::nodes::{MEMBERS, MemberRecord, NODES, NodeRecord, ORDERS, node_of};
-use moim_cluster::{Entry, Event, RepositoryError, StateRepository};
+use moim_state::nodes::{MEMBERS, MemberRecord, NODES, NodeRecord, ORDERS, node_of};
+use moim_state::{Entry, Event, RepositoryError, StateRepository};
 use moim_replica::{PartitionId, PartitionState, keys};
 use serde::{Deserialize, Serialize};
 
-use crate::output::counted;
+use crate::text::counted;
 
+/// Watched key prefix.
 const ROOT: &str = "/moim/";
-/// Events that are kept.
+/// Number of retained events.
 const KEPT: usize = 1_024;
-/// Partitions that an event names.
+/// Maximum number of partitions that an event names.
 const NAMED: usize = 3;
-/// Before the repository is asked again.
+/// Pause before the watch is opened again.
 const RETRY: Duration = Duration::from_millis(500);
 
-/// One thing that happened.
+/// A cluster event.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct ClusterEvent {
+pub struct ClusterEvent {
     /// Counts the events of the node that tells them.
-    pub(crate) number: u64,
+    pub number: u64,
     /// Milliseconds since 1970 when that node saw it.
-    pub(crate) at_ms: i64,
+    pub at_ms: i64,
     /// The revision of the cluster's records at which it happened; 0 where it is not of the records.
-    pub(crate) revision: i64,
+    pub revision: i64,
     /// What kind of thing: `node`, `rollback`, `order`, `controller`, `topic`, `leader`, `in-sync`, `move`, `disk`, `damage`.
-    pub(crate) kind: String,
+    pub kind: String,
     /// In words.
-    pub(crate) text: String,
+    pub text: String,
 }
 
-/// The events a node has seen.
+/// The event log of a node.
 #[derive(Default)]
 pub(crate) struct EventLog {
     events: Mutex<(u64, VecDeque<ClusterEvent>)>,
@@ -55,19 +56,19 @@ impl EventLog {
         events.1.iter().filter(|event| event.number > number).cloned().collect()
     }
 
-    /// A node's disk stopped working, or works again, as far as this node knows.
+    /// Adds a disk event: a node's disk became impaired, full or healthy.
     pub(super) fn on_disk(&self, at_ms: i64, text: String) {
-        self.add(at_ms, vec![Told { revision: 0, kind: "disk", text }]);
+        self.add(at_ms, vec![NewEvent { revision: 0, kind: "disk", text }]);
     }
 
-    /// Something is wrong with the event loops or the store of this node, or no more.
+    /// Adds a finding: a failed or recovered self-check of this node's event loops or store.
     pub(super) fn on_finding(&self, at_ms: i64, text: String) {
-        self.add(at_ms, vec![Told { revision: 0, kind: "finding", text }]);
+        self.add(at_ms, vec![NewEvent { revision: 0, kind: "finding", text }]);
     }
 
-    fn add(&self, at_ms: i64, told: Vec<Told>) {
+    fn add(&self, at_ms: i64, new: Vec<NewEvent>) {
         let mut events = self.events.lock().unwrap_or_else(PoisonError::into_inner);
-        for Told { revision, kind, text } in told {
+        for NewEvent { revision, kind, text } in new {
             events.0 += 1;
             let number = events.0;
             events.1.push_back(ClusterEvent { number, at_ms, revision, kind: kind.to_owned(), text });
@@ -78,7 +79,7 @@ impl EventLog {
     }
 }
 
-/// Follows the cluster's records until the node stops.
+/// Watches the cluster's records until the node stops.
 pub(super) async fn follow(
     log: Arc<EventLog>,
     repository: Arc<dyn StateRepository>,
@@ -91,7 +92,7 @@ pub(super) async fn follow(
             () = shutdown.stopped() => return,
             watched = watch(&mut history, &log, repository.as_ref(), clock.as_ref()) => {
                 if let Err(error) = watched {
-                    tracing::debug!(%error, "events are missed for a while");
+                    tracing::debug!(%error, "cluster record watch failed; retrying");
                     tokio::time::sleep(RETRY).await;
                 }
             }
@@ -99,7 +100,7 @@ pub(super) async fn follow(
     }
 }
 
-/// One watch, from a listing to its end.
+/// One watch: a listing, then its changes until the watch ends.
 async fn watch(
     history: &mut History,
     log: &EventLog,
@@ -109,10 +110,10 @@ async fn watch(
     let (revision, entries) = repository.list(ROOT).await?;
     let first = !std::mem::replace(&mut history.begun, true);
     entries.into_iter().for_each(|entry| history.on_event(Event::Put(entry)));
-    let told = history.tell();
+    let events = history.drain();
     if !first {
-        // Of what was missed only the outcome is known.
-        log.add(clock.wall_ms(), told);
+        // Of the changes since the last watch only the result is known.
+        log.add(clock.wall_ms(), events);
     }
     let mut watch = repository.watch(ROOT, revision + 1).await?;
     while let Some(Ok(event)) = watch.next().await {
@@ -123,26 +124,27 @@ async fn watch(
                 Some(Err(_)) | None => break,
             }
         }
-        log.add(clock.wall_ms(), history.tell());
+        log.add(clock.wall_ms(), history.drain());
     }
     Ok(())
 }
 
-struct Told {
+/// An event without its sequence number and time.
+struct NewEvent {
     revision: i64,
     kind: &'static str,
     text: String,
 }
 
-/// What a partition was when it was last looked at.
+/// Last observed state of a partition.
 #[derive(Clone, Default, PartialEq, Eq)]
-struct Seat {
+struct PartitionSummary {
     leader: Option<i32>,
     in_sync: Vec<i32>,
     moving: bool,
 }
 
-impl Seat {
+impl PartitionSummary {
     fn of(state: &PartitionState) -> Self {
         let mut in_sync: Vec<i32> = state.isr.iter().map(|member| member.node.0).collect();
         in_sync.sort_unstable();
@@ -150,7 +152,7 @@ impl Seat {
     }
 }
 
-/// Turns changes of records into events.
+/// Derives events from record changes.
 #[derive(Default)]
 struct History {
     begun: bool,
@@ -160,10 +162,10 @@ struct History {
     orders: BTreeMap<i32, String>,
     controller: Option<(i64, String)>,
     topics: BTreeMap<String, String>,
-    seats: BTreeMap<PartitionId, Seat>,
+    partitions: BTreeMap<PartitionId, PartitionSummary>,
     revision: i64,
-    told: Vec<Told>,
-    /// What happened to partitions since the last telling, by what it was.
+    pending: Vec<NewEvent>,
+    /// Partition changes since the last [`History::drain`], by kind and text.
     changes: BTreeMap<(&'static str, String), Vec<PartitionId>>,
 }
 
@@ -176,8 +178,8 @@ impl History {
         }
     }
 
-    fn say(&mut self, kind: &'static str, text: String) {
-        self.told.push(Told { revision: self.revision, kind, text });
+    fn push(&mut self, kind: &'static str, text: String) {
+        self.pending.push(NewEvent { revision: self.revision, kind, text });
     }
 
     fn on_put(&mut self, entry: &Entry) {
@@ -190,12 +192,12 @@ impl History {
             let Ok(record) = NodeRecord::from_bytes(&entry.value) else { return };
             let known = self.nodes.insert(id, record.clone());
             match known {
-                None => self.say("node", format!("node {id} is in the cluster")),
+                None => self.push("node", format!("node {id} is in the cluster")),
                 Some(known) if known.voter != record.voter && record.voter == 0 => {
-                    self.say("node", format!("node {id} waits for its replacement"));
+                    self.push("node", format!("node {id} waits for its replacement"));
                 }
                 Some(known) if known.voter != record.voter => {
-                    self.say("node", format!("node {id} has another data folder"));
+                    self.push("node", format!("node {id} has another data folder"));
                 }
                 Some(_) => {}
             }
@@ -203,16 +205,16 @@ impl History {
             let why = String::from_utf8_lossy(&entry.value);
             match why.strip_prefix(super::records::DAMAGED) {
                 Some(why) => {
-                    self.say(
+                    self.push(
                         "damage",
                         format!("data directory of node {id} is damaged and refetched: {why}"),
                     );
                 }
-                None => self.say("rollback", format!("data directory of node {id} was rolled back: {why}")),
+                None => self.push("rollback", format!("data directory of node {id} was rolled back: {why}")),
             }
         } else if let Some(id) = node_of(key, MEMBERS) {
             if self.members.insert(id, entry.create_revision) != Some(entry.create_revision) {
-                self.say("node", format!("node {id} is up (run {})", entry.create_revision));
+                self.push("node", format!("node {id} is up (run {})", entry.create_revision));
             }
             if let Ok(record) = MemberRecord::from_bytes(&entry.value) {
                 self.on_damaged(id, record.damaged);
@@ -220,7 +222,7 @@ impl History {
         } else if let Some(id) = node_of(key, ORDERS) {
             let order = String::from_utf8_lossy(&entry.value).into_owned();
             if self.orders.insert(id, order.clone()).as_ref() != Some(&order) {
-                self.say("order", format!("node {id} shall {order}"));
+                self.push("order", format!("node {id} shall {order}"));
             }
         } else if key == keys::CONTROLLER {
             let value = String::from_utf8_lossy(&entry.value).into_owned();
@@ -228,40 +230,40 @@ impl History {
             if self.controller != now {
                 self.controller = now;
                 match super::view::controller_node(&entry.value) {
-                    Some(node) => self.say("controller", format!("node {node} is the controller")),
-                    None => self.say("controller", "there is another controller".to_owned()),
+                    Some(node) => self.push("controller", format!("node {node} is the controller")),
+                    None => self.push("controller", "there is another controller".to_owned()),
                 }
             }
         } else if let Some(name) = key.strip_prefix(keys::TOPICS) {
             let Some(id) = topic_id(&entry.value) else { return };
             if self.topics.insert(id, name.to_owned()).is_none() {
-                self.say("topic", format!("topic {name} exists"));
+                self.push("topic", format!("topic {name} exists"));
             }
         }
     }
 
     fn on_delete(&mut self, key: &str) {
         if let Some(id) = keys::parse_partition(key) {
-            self.seats.remove(&id);
+            self.partitions.remove(&id);
         } else if let Some(id) = node_of(key, NODES) {
             self.nodes.remove(&id);
-            self.say("node", format!("node {id} is no longer in the cluster"));
+            self.push("node", format!("node {id} is no longer in the cluster"));
         } else if let Some(id) = node_of(key, MEMBERS) {
             self.members.remove(&id);
-            self.say("node", format!("node {id} is down"));
+            self.push("node", format!("node {id} is down"));
         } else if let Some(id) = node_of(key, ORDERS) {
             self.orders.remove(&id);
-            self.say("order", format!("node {id} may lead again"));
+            self.push("order", format!("node {id} may lead again"));
         } else if key == keys::CONTROLLER {
             self.controller = None;
-            self.say("controller", "there is no controller".to_owned());
+            self.push("controller", "there is no controller".to_owned());
         } else if let Some(name) = key.strip_prefix(keys::TOPICS) {
             self.topics.retain(|_, known| known != name);
-            self.say("topic", format!("topic {name} is deleted"));
+            self.push("topic", format!("topic {name} is deleted"));
         }
     }
 
-    /// Which replicas of a node are damaged, by its own word.
+    /// Compares the damaged replicas in a node's member record with the previous ones.
     fn on_damaged(&mut self, node: i32, damaged: Vec<String>) {
         let was = self.damaged.insert(node, damaged.clone()).unwrap_or_default();
         let mut change = |what: String, ids: Vec<&String>| {
@@ -278,8 +280,8 @@ impl History {
     }
 
     fn on_partition(&mut self, id: PartitionId, state: &PartitionState) {
-        let now = Seat::of(state);
-        let Some(was) = self.seats.insert(id, now.clone()) else { return };
+        let now = PartitionSummary::of(state);
+        let Some(was) = self.partitions.insert(id, now.clone()) else { return };
         let mut change = |kind, what: String| self.changes.entry((kind, what)).or_default().push(id);
         if was.leader != now.leader {
             change(
@@ -304,17 +306,17 @@ impl History {
         }
     }
 
-    /// Everything since the last telling.
-    fn tell(&mut self) -> Vec<Told> {
+    /// Returns all events since the last call.
+    fn drain(&mut self) -> Vec<NewEvent> {
         for ((kind, what), partitions) in std::mem::take(&mut self.changes) {
             let mut names: Vec<String> = partitions.iter().take(NAMED).map(|id| self.name(*id)).collect();
             if partitions.len() > NAMED {
                 names.push("…".to_owned());
             }
             let count = counted(partitions.len() as u64, "partition");
-            self.say(kind, format!("{count} {what}: {}", names.join(", ")));
+            self.push(kind, format!("{count} {what}: {}", names.join(", ")));
         }
-        std::mem::take(&mut self.told)
+        std::mem::take(&mut self.pending)
     }
 
     fn name(&self, id: PartitionId) -> String {
@@ -340,7 +342,7 @@ fn topic_id(value: &[u8]) -> Option<String> {
 mod tests {
     use bytes::Bytes;
     use moim_base::TopicId;
-    use moim_cluster::nodes::member_key;
+    use moim_state::nodes::member_key;
     use moim_replica::Durability;
 
     use super::*;
@@ -351,11 +353,11 @@ mod tests {
     }
 
     fn texts(history: &mut History) -> Vec<String> {
-        history.tell().into_iter().map(|told| format!("{}: {}", told.kind, told.text)).collect()
+        history.drain().into_iter().map(|events| format!("{}: {}", events.kind, events.text)).collect()
     }
 
     #[test]
-    fn damage_and_its_repair_are_told_once() {
+    fn damage_and_repair_are_reported_once() {
         let mut history = History::default();
         let member = |damaged: &[&str], revision| {
             let damaged = damaged.iter().map(|id| (*id).to_owned()).collect();
@@ -375,7 +377,7 @@ mod tests {
     }
 
     #[test]
-    fn what_befalls_many_partitions_at_once_is_one_event() {
+    fn change_of_many_partitions_in_one_transaction_is_one_event() {
         let mut history = History::default();
         let topic = TopicId(3);
         history.on_event(put(keys::topic("orders"), format!(r#"{{"id":"{topic}"}}"#), 2));
@@ -387,15 +389,15 @@ mod tests {
         (0..5).map(record(1, 3)).for_each(|event| history.on_event(event));
         assert_eq!(texts(&mut history), ["topic: topic orders exists"]);
         (0..5).map(record(2, 4)).for_each(|event| history.on_event(event));
-        let told = texts(&mut history);
+        let events = texts(&mut history);
         let leader = "leader: 5 partitions led by node 2 instead of node 1: orders:0, orders:1, orders:2, …";
-        assert!(told.contains(&leader.to_owned()), "{told:?}");
-        assert!(told.iter().any(|text| text.contains("no longer in sync on node 1")), "{told:?}");
-        assert_eq!(texts(&mut history), Vec::<String>::new(), "told once");
+        assert!(events.contains(&leader.to_owned()), "{events:?}");
+        assert!(events.iter().any(|text| text.contains("no longer in sync on node 1")), "{events:?}");
+        assert_eq!(texts(&mut history), Vec::<String>::new(), "reported once");
     }
 
     #[test]
-    fn nodes_orders_and_controllers_are_told_of_when_they_change() {
+    fn node_order_and_controller_changes_are_events() {
         let mut history = History::default();
         let member = |revision| put("/moim/members/2".into(), "{}", revision);
         history.on_event(member(5));
@@ -413,10 +415,11 @@ mod tests {
     }
 
     #[test]
-    fn the_log_keeps_the_last_events_and_counts_all() {
+    fn event_log_is_bounded_and_sequence_numbers_count_all_events() {
         let log = EventLog::default();
-        let told = (0..KEPT as i64 + 10).map(|revision| Told { revision, kind: "node", text: String::new() });
-        log.add(1, told.collect());
+        let events =
+            (0..KEPT as i64 + 10).map(|revision| NewEvent { revision, kind: "node", text: String::new() });
+        log.add(1, events.collect());
         let kept = log.after(0);
         assert_eq!((kept.len(), kept[0].number), (KEPT, 11));
         assert_eq!(log.after(KEPT as u64 + 9).len(), 1);

@@ -1,4 +1,4 @@
-//! `moim_coord_*`: what Prometheus sees of the coordination core.
+//! Prometheus metrics of the coordination core (`moim_coord_*`).
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
@@ -7,7 +7,7 @@ use moim_base::metrics::{Gauge, Metrics};
 use moim_base::task::Scope;
 use moim_coord::Coordinator;
 
-/// Registers the gauges; most are read when somebody asks.
+/// Registers the gauges; most are sampled at scrape time.
 pub(super) fn register(metrics: &Metrics, coordinator: &Coordinator, scope: &Scope) {
     let gauge = |name: &str, help: &str| {
         let gauge: Gauge = Gauge::default();
@@ -34,7 +34,8 @@ pub(super) fn register(metrics: &Metrics, coordinator: &Coordinator, scope: &Sco
         while let Some(now) = watch.changed().await {
             if now.leader.is_some() && now.leader != last {
                 last = now.leader;
-                tracing::info!(voter = ?now.leader.map(|leader| leader.0), term = now.term, "the coordination group has a leader");
+                let voter = now.leader.map(|leader| leader.0);
+                tracing::info!(?voter, term = now.term, "coordination group leader elected");
                 counted.fetch_add(1, Ordering::Relaxed);
             }
         }

@@ -1,9 +1,9 @@
-//! The mark that says that this node serves: a key under a lease that the node renews.
+//! Member key of this node (`/moim/members/<id>`), under a lease that the node renews.
 //!
-//! Each run of a node gets a mark of its own, with a create revision nobody had before: the broker epoch. So the
-//! mark of an earlier run is taken away before a new one is made, never overwritten. The mark also says what the data
-//! folder is worth: since which run it has lost nothing that was written, and which copies are damaged. Hence it is made
-//! only after the journals were recovered ([`Presence::begin`]).
+//! The create revision of the key is the broker epoch. Every registration must get a new one, so the key of an earlier
+//! registration is deleted before a new one is created, never overwritten. The member record also states the condition
+//! of the data directory: the broker epoch since which no written byte was lost, and the damaged replicas. Hence the
+//! key is created only after journal recovery ([`Presence::begin`]).
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -11,46 +11,47 @@ use std::time::Duration;
 
 use moim_base::rest::rest;
 use moim_base::task::Shutdown;
-use moim_cluster::nodes::{MemberRecord, NodeOrder, member_key, order_key};
-use moim_cluster::{Compare, LeaseId, RepositoryError, StateRepository, Txn, TxnOutcome};
+use moim_state::nodes::{MemberRecord, NodeOrder, member_key, order_key};
+use moim_state::{Compare, LeaseId, RepositoryError, StateRepository, Txn, TxnOutcome};
 use tokio::sync::watch;
 use tokio::time::Instant;
 
 use crate::admin::Readiness;
 use crate::data_dir::DataDir;
 
-/// A node that is silent for so long is down.
+/// TTL of the member lease: a node that does not renew it is down.
 const TTL: Duration = Duration::from_secs(3);
-/// Between renewals.
+/// Interval of lease renewals.
 const RENEW: Duration = Duration::from_secs(1);
-/// Before trying again what failed.
+/// Pause before the retry of a failed renewal.
 const RETRY: Duration = Duration::from_millis(200);
-/// A node whose lease was not renewed for so long is isolated: the others may have elected leaders in its place, and its clients
-/// are sent to them. Longer than an election of the coordination group; all that follows from it is fenced by epochs.
-const OUT_OF_TOUCH: Duration = Duration::from_millis(2500);
-/// How long the lease may take to be revoked when the disk does not work.
-const REVOKE: Duration = Duration::from_millis(300);
-/// What `/readyz` speaks of.
+/// A node whose lease was not renewed for this time is isolated: the controller may have elected other leaders, and
+/// this node's clients are redirected. Longer than a leader election of the coordination group. All consequences are
+/// fenced by epochs.
+const ISOLATED_AFTER: Duration = Duration::from_millis(2500);
+/// Timeout of the lease revocation while the disk is impaired or full.
+const REVOKE_TIMEOUT: Duration = Duration::from_millis(300);
+/// Readiness condition: the coordination quorum is reachable.
 const QUORUM: &str = "quorum";
 
-/// Keeps this node's mark.
+/// Creates and renews this node's member key.
 pub(crate) struct Presence {
     repository: Arc<dyn StateRepository>,
     data: Arc<DataDir>,
     record: Mutex<MemberRecord>,
     lease: Mutex<Option<LeaseId>>,
-    /// The journals are recovered: the mark may be made.
-    begun: watch::Sender<bool>,
-    /// The present run; none while there is no mark.
-    run: watch::Sender<Option<i64>>,
-    /// Whether a renewal succeeded lately.
-    touch: watch::Sender<bool>,
-    /// The node stops: the mark is not made again.
+    /// True after journal recovery: the member key may be created.
+    recovered: watch::Sender<bool>,
+    /// Broker epoch; `None` while this node has no member key.
+    broker_epoch: watch::Sender<Option<i64>>,
+    /// True if a lease renewal succeeded within [`ISOLATED_AFTER`].
+    quorum_contact: watch::Sender<bool>,
+    /// True when the node stops: the member key is not created again.
     leaving: AtomicBool,
-    /// The node is about to stop: others lead from now on.
+    /// True when a graceful shutdown has begun: other replicas are to lead.
     resigned: AtomicBool,
-    /// The disk does not work: there is no mark until it does.
-    given_up: watch::Sender<bool>,
+    /// True while the disk is impaired or full: there is no member key meanwhile.
+    withdrawn: watch::Sender<bool>,
 }
 
 impl Presence {
@@ -64,65 +65,66 @@ impl Presence {
             data,
             record: Mutex::new(record),
             lease: Mutex::default(),
-            begun: watch::Sender::new(false),
-            run: watch::Sender::new(None),
-            touch: watch::Sender::new(true),
+            recovered: watch::Sender::new(false),
+            broker_epoch: watch::Sender::new(None),
+            quorum_contact: watch::Sender::new(true),
             leaving: AtomicBool::new(false),
             resigned: AtomicBool::new(false),
-            given_up: watch::Sender::new(false),
+            withdrawn: watch::Sender::new(false),
         }
     }
 
-    /// The journals are recovered, and these copies are damaged: the mark may be made. Returns with the run it begins.
+    /// Allows the creation of the member key after journal recovery, with the damaged replicas. Returns the broker
+    /// epoch.
     pub(crate) async fn begin(&self, damaged: Vec<String>) -> i64 {
         {
             let mut record = lock(&self.record);
             record.intact_since = self.data.identity().intact_since;
             record.damaged = damaged;
         }
-        self.begun.send_replace(true);
-        let mut runs = self.run.subscribe();
+        self.recovered.send_replace(true);
+        let mut broker_epochs = self.broker_epoch.subscribe();
         loop {
-            if let Some(run) = *runs.borrow_and_update() {
-                return run;
+            if let Some(broker_epoch) = *broker_epochs.borrow_and_update() {
+                return broker_epoch;
             }
-            // The sender is ours: it does not end before we do.
-            let _ = runs.changed().await;
+            // The sender is in `self`, so the channel is open.
+            let _ = broker_epochs.changed().await;
         }
     }
 
-    /// Says of more copies that they are damaged, in the run that found it.
+    /// Updates the damaged replicas in the member record of the current broker epoch.
     pub(crate) async fn on_damaged(&self, damaged: Vec<String>) -> Result<(), RepositoryError> {
         let record = {
             let mut record = lock(&self.record);
             record.damaged = damaged;
             record.clone()
         };
-        // Without a mark the next one says it.
-        let (run, lease) = (*self.run.borrow(), self.lease());
-        let (Some(run), Some(lease)) = (run, lease) else { return Ok(()) };
+        // Without a member key, the next registration includes them.
+        let (broker_epoch, lease) = (*self.broker_epoch.borrow(), self.lease());
+        let (Some(broker_epoch), Some(lease)) = (broker_epoch, lease) else { return Ok(()) };
         let key = member_key(record.node_id);
-        let ours = Compare::CreateRevision(key.clone(), run);
+        let ours = Compare::CreateRevision(key.clone(), broker_epoch);
         let txn = Txn::new().when(ours).put_leased(key, record.to_bytes(), lease);
         self.repository.txn(txn).await.map(drop)
     }
 
-    /// The runs of this node: the present one, and those that follow when its lease was lost.
-    pub(crate) fn runs(&self) -> watch::Receiver<Option<i64>> {
-        self.run.subscribe()
+    /// Broker epoch of this node; a new one follows each lease loss.
+    pub(crate) fn broker_epochs(&self) -> watch::Receiver<Option<i64>> {
+        self.broker_epoch.subscribe()
     }
 
-    /// Whether this node is in touch with the coordination quorum. While it is not, others may have taken over what it leads.
-    pub(crate) fn touch(&self) -> watch::Receiver<bool> {
-        self.touch.subscribe()
+    /// True while this node has contact with the coordination quorum. Without it, other replicas may have been elected.
+    pub(crate) fn quorum_contact(&self) -> watch::Receiver<bool> {
+        self.quorum_contact.subscribe()
     }
 
     fn lease(&self) -> Option<LeaseId> {
         *lock(&self.lease)
     }
 
-    /// Makes the mark, in place of one an earlier run may have left.
-    async fn enlist(&self) -> Result<(), RepositoryError> {
+    /// Creates the member key, after deleting the key of an earlier registration.
+    async fn register_member(&self) -> Result<(), RepositoryError> {
         let record = lock(&self.record).clone();
         let key = member_key(record.node_id);
         if let Some(old) = self.repository.get(&key).await? {
@@ -133,148 +135,149 @@ impl Presence {
         let txn = Txn::new().when(Compare::Absent(key.clone())).put_leased(key, record.to_bytes(), lease);
         match self.repository.txn(txn).await? {
             TxnOutcome::Done { revision } => {
-                self.on_enlisted(revision, lease);
+                self.on_registered(revision, lease);
                 Ok(())
             }
-            TxnOutcome::Conflict { .. } => {
-                Err(RepositoryError::Unavailable("another process holds this node's mark".to_owned()))
-            }
+            TxnOutcome::Conflict { .. } => Err(RepositoryError::Unavailable(
+                "member key of this node is held by another process".to_owned(),
+            )),
         }
     }
 
-    /// A run has begun. The first since something may have been lost is the one nothing was lost since.
-    fn on_enlisted(&self, run: i64, lease: LeaseId) {
-        let since = *lock(&self.record).intact_since.get_or_insert(run);
+    /// Sets the broker epoch. The first one after a possible loss of written bytes becomes `intact_since`.
+    fn on_registered(&self, broker_epoch: i64, lease: LeaseId) {
+        let since = *lock(&self.record).intact_since.get_or_insert(broker_epoch);
         let data = Arc::clone(&self.data);
-        // Nobody waits for it: until it is written, and if it never is, the next start says less than it could, and never
-        // more.
+        // In the background: without this write, the next start claims less than is true, never more.
         tokio::task::spawn_blocking(move || {
             if let Err(failure) = data.set_intact_since(Some(since)) {
-                tracing::warn!(%failure, "what this folder is worth was not written down");
+                tracing::warn!(%failure, "intact_since not written to node.json");
             }
         });
-        // Both or neither: a lease that is kept alive for a run nobody was told of would keep this node idle for ever.
+        // Lease and broker epoch are set together: a lease renewed for an unpublished broker epoch would keep this node
+        // idle for ever.
         *lock(&self.lease) = Some(lease);
-        self.run.send_replace(Some(run));
+        self.broker_epoch.send_replace(Some(broker_epoch));
     }
 
     async fn renew(&self) -> Result<(), RepositoryError> {
-        let Some(lease) = self.lease() else { return self.enlist().await };
+        let Some(lease) = self.lease() else { return self.register_member().await };
         match self.repository.keep_alive(lease).await {
             Ok(_) => Ok(()),
             Err(RepositoryError::LeaseNotFound(_)) => {
                 *lock(&self.lease) = None;
-                self.run.send_replace(None);
-                if self.leaving.load(Ordering::Relaxed) || self.has_given_up() {
+                self.broker_epoch.send_replace(None);
+                if self.leaving.load(Ordering::Relaxed) || self.is_withdrawn() {
                     return Ok(());
                 }
-                tracing::warn!("the cluster took this node for dead; it comes back as a new run");
-                self.enlist().await
+                tracing::warn!("member lease lost; registering with a new broker epoch");
+                self.register_member().await
             }
             Err(error) => Err(error),
         }
     }
 
-    /// Makes the mark when it may be made, and renews it until the node stops. A renewal needs the coordination quorum,
-    /// so this is also what knows of it.
-    pub(crate) async fn keep(self: Arc<Self>, readiness: Readiness, shutdown: Shutdown) {
-        let mut begun = self.begun.subscribe();
+    /// Creates the member key after recovery and renews its lease until the node stops. A renewal needs the
+    /// coordination quorum, so it also determines quorum contact.
+    pub(crate) async fn run(self: Arc<Self>, readiness: Readiness, shutdown: Shutdown) {
+        let mut recovered = self.recovered.subscribe();
         tokio::select! {
             () = shutdown.stopped() => return,
-            _ = begun.wait_for(|begun| *begun) => {}
+            _ = recovered.wait_for(|recovered| *recovered) => {}
         }
         let mut renewed_at = Instant::now();
-        let mut given_up = self.given_up.subscribe();
+        let mut withdrawn = self.withdrawn.subscribe();
         while !self.leaving.load(Ordering::Relaxed) {
-            if *given_up.borrow_and_update() {
-                self.withdraw().await;
+            if *withdrawn.borrow_and_update() {
+                self.revoke_lease().await;
                 tokio::select! {
                     () = shutdown.stopped() => return,
-                    _ = given_up.changed() => renewed_at = Instant::now(),
+                    _ = withdrawn.changed() => renewed_at = Instant::now(),
                 }
                 continue;
             }
             let begun_at = Instant::now();
-            let in_touch = *self.touch.borrow();
-            let patience = if in_touch { (renewed_at + OUT_OF_TOUCH - begun_at).min(TTL) } else { TTL };
+            let has_contact = *self.quorum_contact.borrow();
+            let timeout = if has_contact { (renewed_at + ISOLATED_AFTER - begun_at).min(TTL) } else { TTL };
             let renewed = tokio::select! {
-                renewed = tokio::time::timeout(patience, self.renew()) => renewed,
-                _ = given_up.changed() => continue,
+                renewed = tokio::time::timeout(timeout, self.renew()) => renewed,
+                _ = withdrawn.changed() => continue,
             };
             let pause = match renewed {
                 Ok(Ok(())) => {
                     renewed_at = begun_at;
-                    readiness.holds(QUORUM);
+                    readiness.clear_failing(QUORUM);
                     RENEW
                 }
                 Ok(Err(error)) => {
-                    tracing::debug!(%error, "this node's lease was not renewed");
-                    readiness.fails(QUORUM, "no coordination quorum in sight");
+                    tracing::debug!(%error, "member lease renewal failed");
+                    readiness.set_failing(QUORUM, "no coordination quorum in sight");
                     RETRY
                 }
                 Err(_) => {
-                    readiness.fails(QUORUM, "no coordination quorum in sight");
+                    readiness.set_failing(QUORUM, "no coordination quorum in sight");
                     RETRY
                 }
             };
-            let in_touch = renewed_at.elapsed() < OUT_OF_TOUCH;
-            self.touch.send_if_modified(|known| std::mem::replace(known, in_touch) != in_touch);
+            let has_contact = renewed_at.elapsed() < ISOLATED_AFTER;
+            self.quorum_contact
+                .send_if_modified(|known| std::mem::replace(known, has_contact) != has_contact);
             tokio::select! {
                 () = shutdown.stopped() => return,
-                _ = given_up.changed() => {}
+                _ = withdrawn.changed() => {}
                 () = rest(pause) => {}
             }
         }
     }
 
-    /// Takes the mark away because the disk does not work: others lead and no client waits for this node.
-    async fn withdraw(&self) {
-        self.touch.send_if_modified(|known| std::mem::replace(known, false));
+    /// Revokes the member lease because the disk is impaired or full, so that other replicas lead and no client waits.
+    async fn revoke_lease(&self) {
+        self.quorum_contact.send_if_modified(|known| std::mem::replace(known, false));
         let lease = lock(&self.lease).take();
         if let Some(lease) = lease {
-            match tokio::time::timeout(REVOKE, self.repository.revoke(lease)).await {
+            match tokio::time::timeout(REVOKE_TIMEOUT, self.repository.revoke(lease)).await {
                 Ok(Ok(())) => {}
                 Ok(Err(error)) => {
-                    tracing::debug!(%error, "this node's lease was not revoked; it ends by itself")
+                    tracing::debug!(%error, "member lease revocation failed; the lease expires")
                 }
-                Err(_) => tracing::debug!("this node's lease was not revoked in time; it ends by itself"),
+                Err(_) => tracing::debug!("member lease revocation timed out; the lease expires"),
             }
         }
-        self.run.send_replace(None);
+        self.broker_epoch.send_replace(None);
     }
 
-    /// Asks the controller to let others lead, for as long as this run lasts. An operator's order stays what it is.
+    /// Orders the controller to move leadership away from this node, under the member lease. An operator's order stays.
     pub(crate) async fn resign(&self) -> Result<(), RepositoryError> {
         self.resigned.store(true, Ordering::Relaxed);
         self.order_drain().await
     }
 
-    /// Whether the node is about to stop.
+    /// True after [`Presence::resign`].
     pub(crate) fn has_resigned(&self) -> bool {
         self.resigned.load(Ordering::Relaxed)
     }
 
-    /// Gives the mark up until [`Presence::come_back`], and tells clients to turn to the others. Returns when the lease is
-    /// revoked, or after `patience`: it ends by itself.
-    pub(crate) async fn give_up(&self, patience: Duration) {
-        self.given_up.send_replace(true);
-        let mut runs = self.run.subscribe();
-        let _ = tokio::time::timeout(patience, runs.wait_for(Option::is_none)).await;
+    /// Withdraws the member key until [`Presence::reinstate`], and redirects clients. Returns when the lease is
+    /// revoked, or after `timeout`; the lease then expires.
+    pub(crate) async fn withdraw(&self, timeout: Duration) {
+        self.withdrawn.send_replace(true);
+        let mut broker_epochs = self.broker_epoch.subscribe();
+        let _ = tokio::time::timeout(timeout, broker_epochs.wait_for(Option::is_none)).await;
     }
 
-    /// Whether it was.
-    pub(crate) fn has_given_up(&self) -> bool {
-        *self.given_up.borrow()
+    /// True while the member key is withdrawn.
+    pub(crate) fn is_withdrawn(&self) -> bool {
+        *self.withdrawn.borrow()
     }
 
-    /// The same, and every change of it.
+    /// Watches [`Presence::is_withdrawn`].
     pub(crate) fn withdrawals(&self) -> watch::Receiver<bool> {
-        self.given_up.subscribe()
+        self.withdrawn.subscribe()
     }
 
-    /// Makes a mark again, of a new run.
-    pub(crate) fn come_back(&self) {
-        self.given_up.send_replace(false);
+    /// Ends the withdrawal: the node registers with a new broker epoch.
+    pub(crate) fn reinstate(&self) {
+        self.withdrawn.send_replace(false);
     }
 
     async fn order_drain(&self) -> Result<(), RepositoryError> {
@@ -282,16 +285,16 @@ impl Presence {
         let key = order_key(lock(&self.record).node_id);
         let order = NodeOrder::Drain.as_str();
         let txn = Txn::new().when(Compare::Absent(key.clone())).put_leased(key, order, lease);
-        // On a conflict there is such an order already.
+        // On a conflict there is an order already.
         self.repository.txn(txn).await.map(drop)
     }
 
-    /// Takes the mark away: nobody has to wait for the lease to end.
+    /// Deletes the member key by revoking its lease, so that no node waits for the expiry.
     pub(crate) async fn leave(&self) {
         self.leaving.store(true, Ordering::Relaxed);
         let Some(lease) = self.lease() else { return };
         if let Err(error) = self.repository.revoke(lease).await {
-            tracing::debug!(%error, "this node's lease was not revoked; it ends by itself");
+            tracing::debug!(%error, "member lease revocation failed; the lease expires");
         }
     }
 }
@@ -303,30 +306,30 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
 #[cfg(test)]
 mod tests {
     use moim_base::{ManualClock, SystemClock};
-    use moim_cluster::MemoryRepository;
-    use moim_cluster::nodes::LiveMember;
+    use moim_state::MemoryRepository;
+    use moim_state::nodes::LiveMember;
 
     use super::*;
 
     struct Fixture {
         repository: Arc<MemoryRepository>,
-        folder: tempfile::TempDir,
+        dir: tempfile::TempDir,
     }
 
     impl Fixture {
         fn new() -> Self {
             let repository = Arc::new(MemoryRepository::new(Arc::new(SystemClock::new())));
-            Self { repository, folder: tempfile::tempdir().unwrap() }
+            Self { repository, dir: tempfile::tempdir().unwrap() }
         }
 
         fn start(&self) -> Presence {
-            let data = DataDir::open(self.folder.path(), 4, &ManualClock::at(1)).unwrap();
+            let data = DataDir::open(self.dir.path(), 4, &ManualClock::at(1)).unwrap();
             let record = MemberRecord { node_id: 4, incarnation: 1, voter: 2, ..MemberRecord::default() };
             Presence::new(self.repository.clone(), Arc::new(data), record)
         }
 
         async fn member(&self) -> Option<LiveMember> {
-            let (_, mut members) = moim_cluster::nodes::members(self.repository.as_ref()).await.unwrap();
+            let (_, mut members) = moim_state::nodes::members(self.repository.as_ref()).await.unwrap();
             members.pop()
         }
     }
@@ -336,19 +339,19 @@ mod tests {
     }
 
     #[test]
-    fn every_run_has_a_mark_of_its_own() {
+    fn each_registration_gets_a_new_broker_epoch() {
         block_on(async {
             let fixture = Fixture::new();
             let first = fixture.start();
-            first.enlist().await.unwrap();
+            first.register_member().await.unwrap();
             let before = fixture.member().await.unwrap().broker_epoch;
             first.renew().await.unwrap();
             assert_eq!(fixture.member().await.unwrap().broker_epoch, before);
-            assert_eq!(*first.runs().borrow(), Some(before));
+            assert_eq!(*first.broker_epochs().borrow(), Some(before));
             drop(first);
 
             let second = fixture.start();
-            second.enlist().await.unwrap();
+            second.register_member().await.unwrap();
             let after = fixture.member().await.unwrap().broker_epoch;
             assert!(after > before, "{after} {before}");
 
@@ -356,42 +359,44 @@ mod tests {
             assert_eq!(fixture.member().await, None);
             second.renew().await.unwrap();
             let back = fixture.member().await.unwrap();
-            assert!(back.broker_epoch > after, "it comes back as a new run");
-            assert_eq!(back.record.intact_since, Some(after), "which has lost nothing since the one before");
+            assert!(back.broker_epoch > after, "a new broker epoch after the lease loss");
+            assert_eq!(back.record.intact_since, Some(after), "intact since the earlier broker epoch");
             second.leave().await;
             assert_eq!(fixture.member().await, None);
         });
     }
 
     #[test]
-    fn a_folder_is_worth_what_it_was_since_it_last_lost_something() {
+    fn intact_since_survives_a_clean_stop_and_is_cleared_after_a_crash() {
         block_on(async {
             let fixture = Fixture::new();
             let first = Arc::new(fixture.start());
-            let keeps = Arc::clone(&first).keep(Readiness::not_yet("x"), Shutdown::new());
-            let run = tokio::select! {
-                run = first.begin(vec!["00/3".into()]) => run,
-                () = keeps => panic!("it was not stopped"),
+            let renewal = Arc::clone(&first).run(Readiness::not_ready_because("x"), Shutdown::new());
+            let epoch = tokio::select! {
+                epoch = first.begin(vec!["00/3".into()]) => epoch,
+                () = renewal => panic!("presence task ended"),
             };
             let member = fixture.member().await.unwrap();
-            assert_eq!((member.record.intact_since, member.broker_epoch), (None, run));
+            assert_eq!((member.record.intact_since, member.broker_epoch), (None, epoch));
             assert_eq!(member.record.damaged, ["00/3"]);
-            // More is found later: the same run says so.
+            // Damage found later is added under the same broker epoch.
             first.on_damaged(vec!["00/3".into(), "00/4".into()]).await.unwrap();
             let member = fixture.member().await.unwrap();
-            assert_eq!((member.record.damaged.len(), member.broker_epoch), (2, run));
+            assert_eq!((member.record.damaged.len(), member.broker_epoch), (2, epoch));
             let written = async {
-                while first.data.identity().intact_since != Some(run) {
+                while first.data.identity().intact_since != Some(epoch) {
                     tokio::time::sleep(Duration::from_millis(1)).await;
                 }
             };
-            tokio::time::timeout(Duration::from_secs(30), written).await.expect("it is written down soon");
+            tokio::time::timeout(Duration::from_secs(30), written)
+                .await
+                .expect("intact_since written to node.json");
             drop(first);
-            // A stop in order keeps it; a start after a crash takes it away.
+            // A clean stop keeps it; a start after a crash clears it.
             let second = fixture.start();
             second.record.lock().unwrap().intact_since = second.data.identity().intact_since;
-            second.enlist().await.unwrap();
-            assert_eq!(fixture.member().await.unwrap().record.intact_since, Some(run));
+            second.register_member().await.unwrap();
+            assert_eq!(fixture.member().await.unwrap().record.intact_since, Some(epoch));
             drop(second);
             fixture.start().data.set_intact_since(None).unwrap();
             assert_eq!(fixture.start().data.identity().intact_since, None);
@@ -399,43 +404,43 @@ mod tests {
     }
 
     #[test]
-    fn a_mark_that_was_given_up_is_made_again_as_a_new_run_and_not_before() {
+    fn withdrawn_member_key_is_created_again_with_a_new_broker_epoch_only_after_reinstatement() {
         block_on(async {
             let fixture = Fixture::new();
             let presence = Arc::new(fixture.start());
-            let keeps = Arc::clone(&presence).keep(Readiness::not_yet("x"), Shutdown::new());
+            let renewal = Arc::clone(&presence).run(Readiness::not_ready_because("x"), Shutdown::new());
             let tested = async {
                 let first = presence.begin(Vec::new()).await;
-                let in_touch = presence.touch();
-                assert!(*in_touch.borrow());
-                presence.give_up(Duration::from_secs(5)).await;
-                assert!(presence.has_given_up() && !*in_touch.borrow());
-                assert_eq!(fixture.member().await, None, "no replica has to wait for the lease to end");
-                assert_eq!(*presence.runs().borrow(), None);
-                // Giving up once more changes nothing.
-                presence.give_up(Duration::from_secs(5)).await;
+                let has_contact = presence.quorum_contact();
+                assert!(*has_contact.borrow());
+                presence.withdraw(Duration::from_secs(5)).await;
+                assert!(presence.is_withdrawn() && !*has_contact.borrow());
+                assert_eq!(fixture.member().await, None, "the lease is revoked, not left to expire");
+                assert_eq!(*presence.broker_epochs().borrow(), None);
+                // A second withdrawal changes nothing.
+                presence.withdraw(Duration::from_secs(5)).await;
                 assert_eq!(fixture.member().await, None);
-                presence.come_back();
-                let mut runs = presence.runs();
-                let second = runs.wait_for(Option::is_some).await.unwrap().unwrap();
+                presence.reinstate();
+                let mut broker_epochs = presence.broker_epochs();
+                let second = broker_epochs.wait_for(Option::is_some).await.unwrap().unwrap();
                 assert!(second > first, "{second} {first}");
                 assert_eq!(fixture.member().await.unwrap().record.intact_since, Some(first));
-                let mut in_touch = presence.touch();
-                assert!(*in_touch.wait_for(|in_touch| *in_touch).await.unwrap());
+                let mut has_contact = presence.quorum_contact();
+                assert!(*has_contact.wait_for(|has_contact| *has_contact).await.unwrap());
             };
             tokio::select! {
                 () = tested => {}
-                () = keeps => panic!("it was not stopped"),
+                () = renewal => panic!("presence task ended"),
             }
         });
     }
 
     #[test]
-    fn who_resigns_does_so_for_this_run_only() {
+    fn resignation_ends_with_the_member_lease() {
         block_on(async {
             let fixture = Fixture::new();
             let presence = fixture.start();
-            presence.enlist().await.unwrap();
+            presence.register_member().await.unwrap();
             presence.resign().await.unwrap();
             let order = fixture.repository.get(&order_key(4)).await.unwrap().unwrap();
             assert_eq!(NodeOrder::parse(&order.value), Some(NodeOrder::Drain));

@@ -1,43 +1,43 @@
-//! What the cluster knows about its nodes, and every change of it: founding, admitting, announcing, removing.
+//! Node records of the cluster, and every change of them: founding, admission, announcement, replacement, removal.
 //!
-//! | key | says |
+//! | key | value |
 //! |---|---|
-//! | `/moim/nodes/<id>`, `/moim/members/<id>` | [`moim_cluster::nodes`] |
-//! | [`NEXT_VOTER`] | the voter id the next folder gets; it only grows |
-//! | [`GONE`]`<voter>` | this voter's node was removed or replaced; the steward takes it out of the group |
-//! | [`LEAVING`]`<voter>` | an etcd client removed this voter: it loses its vote at once, its node is emptied and then removed |
-//! | [`MARKS`]`<node>` | the last Raft entry this node's folder is known to hold ([`super::marks`]) |
-//! | [`ROLLBACKS`]`<node>` | this node's folder was found to be an older copy, and why |
-//! | [`FEATURE_LEVEL`] | the cluster format every node can take part in |
+//! | `/moim/nodes/<id>`, `/moim/members/<id>` | [`moim_state::nodes`] |
+//! | [`NEXT_VOTER`] | next free voter id; it only grows |
+//! | [`GONE`]`<voter>` | its node was removed or replaced; the group leader removes it from the group |
+//! | [`LEAVING`]`<voter>` | removed by an etcd client: it loses its vote at once, its node is drained and removed |
+//! | [`MARKS`]`<node>` | durable Raft index of this node's data directory ([`super::marks`]) |
+//! | [`ROLLBACKS`]`<node>` | this node's data directory was restored from an older copy, or is damaged: the reason |
+//! | [`FEATURE_LEVEL`] | the feature level of the cluster |
 //!
-//! Invariants: a voter id is given out in the same transaction that writes down for which folder; the record of a
-//! folder is changed by others in one way only, that is, for good. So a node that finds a counter past its voter id and
-//! no record of its folder knows that it was removed, however old the state it looks at.
+//! Invariants: a voter id is allocated in the same transaction that records its data directory. Other nodes change the
+//! record of a data directory in one way only: they remove or replace it, for good. So a node that reads a counter past
+//! its voter id and no record of its data directory was removed, however stale that read is.
 
 use bytes::Bytes;
-use moim_cluster::nodes::{NodeOrder, NodeRecord, ORDERS, node_key, order_key};
-use moim_cluster::{Compare, Entry, RepositoryError, StateRepository, Txn, TxnOutcome};
+use moim_state::nodes::{NodeOrder, NodeRecord, ORDERS, node_key, order_key};
+use moim_state::{Compare, Entry, RepositoryError, StateRepository, Txn, TxnOutcome};
 use moim_coord::{Coordinator, RangeRequest};
 use serde::{Deserialize, Serialize};
 
 use crate::data_dir::Founder;
 use crate::formation::Card;
 
-/// The voter id the next folder gets.
+/// Next free voter id.
 pub(crate) const NEXT_VOTER: &str = "/moim/voters/next";
-/// Voters whose nodes are gone.
+/// Voters whose nodes were removed or replaced.
 pub(crate) const GONE: &str = "/moim/voters/gone/";
-/// Voters that lost their vote and whose nodes are being emptied; written by the coordination core.
+/// Voters that lose their vote and whose nodes are drained; written by the coordination core.
 pub(crate) const LEAVING: &str = "/moim/voters/leaving/";
-/// How far the folders of nodes are known to be, by node id.
+/// Durability marks, by node id.
 const MARKS: &str = "/moim/marks/";
-/// Nodes whose folders were rolled back, by node id: what showed it last.
+/// Nodes whose data directory was rolled back, by node id, with the last reason.
 pub(crate) const ROLLBACKS: &str = "/moim/rollbacks/";
-/// What a reason under [`ROLLBACKS`] begins with if the folder was not rolled back but damaged.
+/// Prefix of a reason under [`ROLLBACKS`] if the data directory was damaged, not rolled back.
 pub(crate) const DAMAGED: &str = "damaged: ";
-/// The format of the cluster.
+/// Feature level of the cluster.
 pub(crate) const FEATURE_LEVEL: &str = "/moim/cluster/feature_level";
-/// The newest format this build can take part in.
+/// Newest feature level that this build supports.
 pub(crate) const SUPPORTED_LEVEL: u32 = 1;
 
 #[derive(Serialize, Deserialize)]
@@ -45,85 +45,88 @@ struct Level {
     level: u32,
 }
 
-/// How far a node's folder is known to be.
+/// Durability mark of a node's data directory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Mark {
-    /// The voter whose folder it is.
+    /// Voter id of the data directory.
     pub(crate) voter: u64,
-    /// The last Raft entry that is on stable storage there.
+    /// Index of the last Raft entry that is committed and on stable storage there.
     pub(crate) index: u64,
 }
 
 impl Mark {
     pub(crate) fn to_bytes(self) -> Bytes {
-        serde_json::to_vec(&self).expect("numbers can be written down").into()
+        serde_json::to_vec(&self).expect("numbers serialize").into()
     }
 }
 
-/// The key of a node's mark.
+/// Key of a node's durability mark.
 pub(crate) fn mark_key(node_id: i32) -> String {
     format!("{MARKS}{node_id}")
 }
 
-/// The mark of a node, as this node's state has it.
+/// Durability mark of a node in this node's local state.
 pub(crate) fn mark_of(coordinator: &Coordinator, node_id: i32) -> Option<Mark> {
     let found = coordinator.read(|state| state.range(&RangeRequest::key(mark_key(node_id))).ok());
     serde_json::from_slice(&found?.kvs.first()?.value).ok()
 }
 
-/// Why a record was not changed.
+/// Reason why a node record was not changed.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum RecordError {
-    /// The store did not answer, or not in time. Asking again is right.
+    /// The repository failed or timed out. Retryable if the repository error is.
     #[error(transparent)]
     Store(#[from] RepositoryError),
-    /// Somebody else changed it at the same time. Asking again is right.
-    #[error("somebody else changed it at the same time")]
-    Raced,
-    /// There is no such node.
+    /// Compare-and-swap conflict with a concurrent change. Retryable.
+    #[error("the record was changed concurrently; try again")]
+    Conflict,
+    /// The cluster has no record of this node.
     #[error("the cluster has no node {0}")]
     NoSuchNode(i32),
-    /// The cluster would be empty.
+    /// The removal would leave the cluster without nodes.
     #[error("node {0} is the last node of the cluster")]
     LastNode(i32),
-    /// The node runs, with the folder the cluster knows.
+    /// The node runs with the data directory of its record.
     #[error("node {0} is running; stop it first")]
     Running(i32),
-    /// Partitions are still on it.
+    /// The node still holds replicas.
     #[error("node {0} still holds {1} partitions")]
-    Holds(i32, usize),
-    /// The folder is not the one the cluster knows.
-    #[error("the cluster knows node {0} with another data folder")]
-    OtherFolder(i32),
+    HasReplicas(i32, usize),
+    /// The node's record names another data directory.
+    #[error("node {0} is recorded with another data directory")]
+    OtherDirectory(i32),
 }
 
-/// A number as it is kept.
+/// Decodes a decimal number.
 fn number(bytes: &[u8]) -> Option<u64> {
     std::str::from_utf8(bytes).ok()?.parse().ok()
 }
 
-/// The voter id the next folder gets, from the value of [`NEXT_VOTER`].
+/// Decodes the value of [`NEXT_VOTER`].
 pub(crate) fn next_voter(value: &[u8]) -> Result<u64, RepositoryError> {
     number(value).ok_or_else(|| RepositoryError::Damaged(format!("{NEXT_VOTER} is not a number")))
 }
 
-/// The format of the cluster, from the value of [`FEATURE_LEVEL`].
+/// Decodes the value of [`FEATURE_LEVEL`].
 pub(crate) fn feature_level(value: &[u8]) -> Result<u32, RepositoryError> {
     let damaged = |error| RepositoryError::Damaged(format!("{FEATURE_LEVEL}: {error}"));
     serde_json::from_slice::<Level>(value).map(|level| level.level).map_err(damaged)
 }
 
 fn level_bytes(level: u32) -> Bytes {
-    serde_json::to_vec(&Level { level }).expect("a number can be written down").into()
+    serde_json::to_vec(&Level { level }).expect("numbers serialize").into()
 }
 
-/// The key that says that a voter's node is gone.
+/// Key under [`GONE`].
 fn gone_key(voter: u64) -> String {
     format!("{GONE}{voter}")
 }
 
-/// Writes the first records of a cluster. Every founder tries; one succeeds.
-pub(crate) async fn found(repository: &dyn StateRepository, founders: &[Founder]) -> Result<(), RecordError> {
+/// Writes the founding records of a cluster. Every founder tries; one succeeds.
+pub(crate) async fn found_cluster(
+    repository: &dyn StateRepository,
+    founders: &[Founder],
+) -> Result<(), RecordError> {
     if repository.get(NEXT_VOTER).await?.is_some() {
         return Ok(());
     }
@@ -141,12 +144,12 @@ pub(crate) async fn found(repository: &dyn StateRepository, founders: &[Founder]
         };
         txn = txn.put(node_key(founder.node_id), record.to_bytes());
     }
-    // A conflict means that another founder was quicker.
+    // On a conflict another founder was faster.
     repository.txn(txn).await?;
     Ok(())
 }
 
-/// The record of a node and its entry.
+/// The entry and the decoded record of a node.
 pub(crate) async fn get(
     repository: &dyn StateRepository,
     node_id: i32,
@@ -156,7 +159,7 @@ pub(crate) async fn get(
     Ok(Some((entry, record)))
 }
 
-/// Writes down what a node says of itself, if the cluster knows its folder.
+/// Publishes a node's own record, if its data directory and voter id are those of the current record.
 pub(crate) async fn publish(
     repository: &dyn StateRepository,
     record: &NodeRecord,
@@ -164,7 +167,7 @@ pub(crate) async fn publish(
     let (entry, known) =
         get(repository, record.node_id).await?.ok_or(RecordError::NoSuchNode(record.node_id))?;
     if known.directory_id != record.directory_id || known.voter != record.voter {
-        return Err(RecordError::OtherFolder(record.node_id));
+        return Err(RecordError::OtherDirectory(record.node_id));
     }
     if known == *record {
         return Ok(());
@@ -175,23 +178,23 @@ pub(crate) async fn publish(
     done(repository.txn(txn).await?)
 }
 
-/// Gives a folder a voter id, in a place that is free: `known` is what the node's key holds now.
+/// Admits a data directory under a new voter id. `known` is the current record of the node, if it has one to replace.
 pub(crate) async fn admit(
     repository: &dyn StateRepository,
     card: &Card,
     known: Option<(Entry, NodeRecord)>,
 ) -> Result<NodeRecord, RecordError> {
-    let next = repository.get(NEXT_VOTER).await?.ok_or(RecordError::Raced)?;
+    let next = repository.get(NEXT_VOTER).await?.ok_or(RecordError::Conflict)?;
     let voter = next_voter(&next.value)?;
     let key = node_key(card.node_id);
-    let (place, before) = match known {
+    let (unchanged, before) = match known {
         Some((entry, record)) => (Compare::ModRevision(key.clone(), entry.mod_revision), record.incarnation),
         None => (Compare::Absent(key.clone()), 0),
     };
     let record = NodeRecord {
         node_id: card.node_id,
         voter,
-        // Wall clocks may go back; incarnations may not.
+        // A wall clock may go back; an incarnation must not.
         incarnation: card.incarnation.max(before + 1),
         directory_id: card.directory_id.clone(),
         peer: card.peer.clone(),
@@ -201,7 +204,7 @@ pub(crate) async fn admit(
         ..NodeRecord::default()
     };
     let txn = Txn::new()
-        .when(place)
+        .when(unchanged)
         .when(Compare::ModRevision(next.key.clone(), next.mod_revision))
         .put(next.key, (voter + 1).to_string())
         .put(key, record.to_bytes());
@@ -209,9 +212,9 @@ pub(crate) async fn admit(
     Ok(record)
 }
 
-/// Takes a node out of the cluster.
+/// Removes a node from the cluster.
 pub(crate) async fn remove(repository: &dyn StateRepository, node_id: i32) -> Result<(), RecordError> {
-    let (_, nodes) = moim_cluster::nodes::nodes(repository).await?;
+    let (_, nodes) = moim_state::nodes::nodes(repository).await?;
     let (entry, record) = get(repository, node_id).await?.ok_or(RecordError::NoSuchNode(node_id))?;
     if nodes.len() == 1 {
         return Err(RecordError::LastNode(node_id));
@@ -224,8 +227,8 @@ pub(crate) async fn remove(repository: &dyn StateRepository, node_id: i32) -> Re
     done(repository.txn(txn).await?)
 }
 
-/// Says what is wanted of a node; `None` takes it back. The last node that may lead is not sent away.
-pub(crate) async fn order(
+/// Sets the order of a node (`None` deletes it). Rejected for the last node without an order.
+pub(crate) async fn set_order(
     repository: &dyn StateRepository,
     node_id: i32,
     order: Option<NodeOrder>,
@@ -235,7 +238,7 @@ pub(crate) async fn order(
     let Some(order) = order else {
         return done(repository.txn(txn.delete(order_key(node_id))).await?);
     };
-    let (_, nodes) = moim_cluster::nodes::nodes(repository).await?;
+    let (_, nodes) = moim_state::nodes::nodes(repository).await?;
     let (_, orders) = repository.list(ORDERS).await?;
     let free = |node: &NodeRecord| {
         node.node_id != node_id && !orders.iter().any(|entry| entry.key == order_key(node.node_id))
@@ -246,7 +249,7 @@ pub(crate) async fn order(
     done(repository.txn(txn.put(order_key(node_id), order.as_str())).await?)
 }
 
-/// Keeps a node's place for another data folder. Saying it again is fine.
+/// Retires a node's data directory and keeps its node id for a replacement. Idempotent.
 pub(crate) async fn replace(repository: &dyn StateRepository, node_id: i32) -> Result<(), RecordError> {
     let (entry, record) = get(repository, node_id).await?.ok_or(RecordError::NoSuchNode(node_id))?;
     if record.voter == 0 {
@@ -257,7 +260,7 @@ pub(crate) async fn replace(repository: &dyn StateRepository, node_id: i32) -> R
     done(repository.txn(txn).await?)
 }
 
-/// The same for a node that says that its folder was rolled back, and why.
+/// Like [`replace`], for a node that reported its own data directory as rolled back or damaged.
 pub(crate) async fn replace_rolled_back(
     repository: &dyn StateRepository,
     node_id: i32,
@@ -271,7 +274,7 @@ pub(crate) async fn replace_rolled_back(
     done(repository.txn(txn).await?)
 }
 
-/// The part of a transaction that ends a folder's time as a member.
+/// The operations of a transaction that retire the voter of a data directory.
 fn retire(entry: &Entry, record: &NodeRecord) -> Txn {
     let txn = Txn::new().when(Compare::ModRevision(entry.key.clone(), entry.mod_revision));
     if record.voter == 0 {
@@ -281,23 +284,26 @@ fn retire(entry: &Entry, record: &NodeRecord) -> Txn {
     txn.put(gone_key(record.voter), record.node_id.to_string()).delete(leaving)
 }
 
-/// Voters that are to lose their vote, from the entries under [`LEAVING`].
+/// Decodes a key under [`LEAVING`].
 pub(crate) fn leaving_voter(key: &str) -> Option<u64> {
     key.strip_prefix(LEAVING)?.parse().ok()
 }
 
-/// Voters whose nodes are gone, from the entries under [`GONE`].
+/// Decodes a key under [`GONE`].
 pub(crate) fn gone_voter(key: &str) -> Option<u64> {
     key.strip_prefix(GONE)?.parse().ok()
 }
 
-/// Forgets that a voter is gone, once the group has forgotten it.
-pub(crate) async fn bury(repository: &dyn StateRepository, voter: u64) -> Result<(), RecordError> {
+/// Deletes the record of a removed voter, after it has left the coordination group.
+pub(crate) async fn delete_gone_voter(
+    repository: &dyn StateRepository,
+    voter: u64,
+) -> Result<(), RecordError> {
     repository.txn(Txn::new().delete(gone_key(voter))).await?;
     Ok(())
 }
 
-/// Raises the format of the cluster.
+/// Raises the feature level of the cluster.
 pub(crate) async fn raise_level(
     repository: &dyn StateRepository,
     from: u32,
@@ -312,7 +318,7 @@ pub(crate) async fn raise_level(
 fn done(outcome: TxnOutcome) -> Result<(), RecordError> {
     match outcome {
         TxnOutcome::Done { .. } => Ok(()),
-        TxnOutcome::Conflict { .. } => Err(RecordError::Raced),
+        TxnOutcome::Conflict { .. } => Err(RecordError::Conflict),
     }
 }
 

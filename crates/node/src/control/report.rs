@@ -1,157 +1,157 @@
-//! The cluster as operators see it: `/api/v1/cluster`, and what they can change.
+//! Cluster report and node operations of the admin API (`/api/v1/cluster`).
 //!
-//! The report is this node's own view, so that it can be had from a node that sees no quorum; it says whether it does.
+//! The report is this node's local view, so it is available without a quorum; it states whether a quorum is reachable.
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use moim_cluster::StateRepository;
-use moim_cluster::nodes::{NodeOrder, NodeRecord};
+use moim_state::StateRepository;
+use moim_state::nodes::{NodeOrder, NodeRecord};
 use moim_coord::{Coordinator, SpaceId};
 use moim_raft::{GroupMetrics, Member, VoterId};
 use serde::{Deserialize, Serialize};
 
 use super::events::EventLog;
-use super::pulse::Pulse;
+use super::failure_detector::FailureDetector;
 use super::records::{self, NEXT_VOTER, RecordError};
 use super::view::{PartitionCounts, Partitions, View};
 use super::voters;
-use crate::formation::greet;
-use crate::output::counted;
+use crate::formation::fetch_card;
+use crate::text::counted;
 
-/// How long a quorum is waited for.
-const QUORUM: Duration = Duration::from_secs(1);
-/// How long the one who has a place may take to show that it runs.
-const PROBE: Duration = Duration::from_millis(500);
-/// A member this many entries behind is worth a word.
+/// Timeout of the quorum check.
+const QUORUM_TIMEOUT: Duration = Duration::from_secs(1);
+/// Timeout of the liveness probe of a node before its replacement.
+const PROBE_TIMEOUT: Duration = Duration::from_millis(500);
+/// Log lag, in entries, above which a member is reported.
 const LAG: u64 = 10_000;
 
-/// What `/api/v1/cluster` answers.
+/// Response of `/api/v1/cluster`.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub(crate) struct ClusterReport {
+pub struct ClusterReport {
     /// The cluster.
-    pub(crate) cluster_id: String,
+    pub cluster_id: String,
     /// The node that says so.
-    pub(crate) node_id: i32,
+    pub node_id: i32,
     /// Whether everything is as it should be.
-    pub(crate) healthy: bool,
+    pub healthy: bool,
     /// What is not, in words.
-    pub(crate) problems: Vec<String>,
+    pub problems: Vec<String>,
     /// Whether this node reaches a quorum of the voters.
-    pub(crate) quorum: bool,
+    pub quorum: bool,
     /// The node that leads the coordination group.
-    pub(crate) leader: Option<i32>,
+    pub leader: Option<i32>,
     /// The Raft term.
-    pub(crate) term: u64,
+    pub term: u64,
     /// The last entry applied here.
-    pub(crate) applied: u64,
+    pub applied: u64,
     /// The revision of the clients' keys.
-    pub(crate) revision: i64,
+    pub revision: i64,
     /// Bytes of keys, values and history.
-    pub(crate) db_bytes: u64,
+    pub db_bytes: u64,
     /// The format every node can take part in.
-    pub(crate) feature_level: Option<u32>,
+    pub feature_level: Option<u32>,
     /// The node that places partitions and elects their leaders.
-    pub(crate) controller: Option<i32>,
+    pub controller: Option<i32>,
     /// The partitions, of the queue and of the store.
-    pub(crate) partitions: PartitionCounts,
+    pub partitions: PartitionCounts,
     /// The nodes, by number.
-    pub(crate) nodes: Vec<NodeReport>,
+    pub nodes: Vec<NodeReport>,
     /// Members of the coordination group that belong to no node: added by an etcd client, or about to leave.
     #[serde(default)]
-    pub(crate) strangers: Vec<StrangerReport>,
+    pub strangers: Vec<StrangerReport>,
 }
 
-/// A member of the coordination group that no node is.
+/// A member of the coordination group without a node.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub(crate) struct StrangerReport {
+pub struct StrangerReport {
     /// Its voter id.
-    pub(crate) voter: u64,
+    pub voter: u64,
     /// `voter` or `learner`.
-    pub(crate) role: String,
+    pub role: String,
     /// Where the group looks for it.
-    pub(crate) peer: String,
+    pub peer: String,
     /// Whether its node was removed or replaced, so that it is about to go.
-    pub(crate) leaving: bool,
+    pub leaving: bool,
 }
 
 /// One node of the report.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub(crate) struct NodeReport {
+pub struct NodeReport {
     /// The stable number.
-    pub(crate) node_id: i32,
+    pub node_id: i32,
     /// The Raft voter; null while a replacement is waited for.
-    pub(crate) voter: Option<u64>,
+    pub voter: Option<u64>,
     /// `leader`, `voter`, `learner`, `joining` or `replaced`.
-    pub(crate) role: String,
+    pub role: String,
     /// Whether it renews its lease.
-    pub(crate) up: bool,
+    pub up: bool,
     /// What is wrong with its disk, as far as the node that reports knows.
     #[serde(default)]
-    pub(crate) disk: Option<String>,
+    pub disk: Option<String>,
     /// Entries it is behind; null where only the leader knows.
-    pub(crate) lag: Option<u64>,
+    pub lag: Option<u64>,
     /// Told apart from every earlier life of the node; null while it is down.
-    pub(crate) broker_epoch: Option<i64>,
+    pub broker_epoch: Option<i64>,
     /// The life of its data folder.
-    pub(crate) incarnation: u64,
+    pub incarnation: u64,
     /// What is wanted of it: null, `drain` or `remove`.
-    pub(crate) order: Option<NodeOrder>,
+    pub order: Option<NodeOrder>,
     /// Partitions it leads.
-    pub(crate) leads: usize,
+    pub leads: usize,
     /// Partitions it has a replica of.
-    pub(crate) replicas: usize,
-    /// Those of which nobody else has everything.
-    pub(crate) only_copies: usize,
+    pub replicas: usize,
+    /// Partitions whose only in-sync replica is on this node.
+    pub only_copies: usize,
     /// For people.
-    pub(crate) name: String,
+    pub name: String,
     /// The failure domain.
-    pub(crate) zone: Option<String>,
+    pub zone: Option<String>,
     /// Where other nodes reach it.
-    pub(crate) peer: Option<String>,
+    pub peer: Option<String>,
     /// Where etcd clients reach it.
-    pub(crate) etcd: Option<String>,
+    pub etcd: Option<String>,
     /// Where Kafka clients reach it.
-    pub(crate) kafka: Option<String>,
+    pub kafka: Option<String>,
     /// Where Redis clients reach it.
-    pub(crate) redis: Option<String>,
+    pub redis: Option<String>,
     /// Where its admin port is.
-    pub(crate) admin: Option<String>,
+    pub admin: Option<String>,
     /// The Moim it runs.
-    pub(crate) version: String,
+    pub version: String,
     /// The newest cluster format it can take part in.
-    pub(crate) feature_level: u32,
+    pub feature_level: u32,
 }
 
-/// What the admin port asks.
+/// Cluster operations of the admin API.
 pub(crate) struct ClusterApi {
     pub(crate) cluster_id: String,
     pub(crate) node_id: i32,
     pub(crate) coordinator: Coordinator,
     pub(crate) repository: Arc<dyn StateRepository>,
     pub(crate) events: Arc<EventLog>,
-    pub(crate) pulse: Arc<Pulse>,
+    pub(crate) failure_detector: Arc<FailureDetector>,
 }
 
 impl ClusterApi {
-    /// Whether this node reaches a quorum of the voters now, or within a second: an election may be on.
+    /// True if this node reaches a quorum of the voters now or within a second, in case of an ongoing election.
     pub(crate) async fn sees_quorum(&self) -> bool {
-        let confirmed = tokio::time::timeout(QUORUM, self.coordinator.linearizable()).await;
+        let confirmed = tokio::time::timeout(QUORUM_TIMEOUT, self.coordinator.linearizable()).await;
         matches!(confirmed, Ok(Ok(())))
     }
 
-    /// The report.
+    /// Builds the cluster report.
     pub(crate) async fn report(&self) -> ClusterReport {
         let quorum = self.sees_quorum().await;
         let (view, metrics) = (View::of(&self.coordinator), self.coordinator.group().metrics());
         let status = self.coordinator.status();
         let node_of =
             |voter: u64| view.nodes.iter().find(|node| node.voter == voter).map(|node| node.node_id);
-        // Without a quorum the last one known may be long dead.
+        // Without a quorum, the last known leader may be long dead.
         let leader = status.leader.filter(|_| quorum);
         let partitions = Partitions::of(&self.coordinator);
         let described = view.nodes.iter().map(|node| describe(node, &view, &metrics, leader, &partitions));
-        let disks = self.pulse.impaired_disks();
+        let disks = self.failure_detector.impaired_disks();
         let problem_of = |node: &NodeReport| disks.get(&node.node_id).and_then(|disk| disk.problem());
         let nodes: Vec<_> =
             described.map(|node| NodeReport { disk: problem_of(&node).map(str::to_owned), ..node }).collect();
@@ -179,29 +179,29 @@ impl ClusterApi {
         }
     }
 
-    /// Takes a node out of the cluster. One that still holds partitions only by force.
+    /// Removes a node from the cluster; with `force`, also one that still holds replicas.
     pub(crate) async fn remove(&self, node_id: i32, force: bool) -> Result<(), RecordError> {
         if !force {
-            // What was acknowledged before this request counts.
+            // Linearizable read: every change acknowledged before this request is visible afterwards.
             self.repository.get(NEXT_VOTER).await?;
             let held = Partitions::of(&self.coordinator).load(node_id).replicas;
             if held > 0 {
-                return Err(RecordError::Holds(node_id, held));
+                return Err(RecordError::HasReplicas(node_id, held));
             }
         }
         records::remove(self.repository.as_ref(), node_id).await
     }
 
-    /// Says what is wanted of a node; `None` takes it back.
+    /// Sets the order of a node; `None` deletes it.
     pub(crate) async fn order(&self, node_id: i32, order: Option<NodeOrder>) -> Result<(), RecordError> {
-        records::order(self.repository.as_ref(), node_id, order).await
+        records::set_order(self.repository.as_ref(), node_id, order).await
     }
 
-    /// Keeps a node's place for another data folder.
+    /// Retires a node's data directory and keeps its node id for a replacement. Rejected while the node runs.
     pub(crate) async fn replace(&self, node_id: i32) -> Result<(), RecordError> {
         if let Some((_, record)) = records::get(self.repository.as_ref(), node_id).await? {
-            let there = greet(&record.peer, PROBE).await;
-            if there.is_ok_and(|card| card.directory_id == record.directory_id) {
+            let card = fetch_card(&record.peer, PROBE_TIMEOUT).await;
+            if card.is_ok_and(|card| card.directory_id == record.directory_id) {
                 return Err(RecordError::Running(node_id));
             }
         }
@@ -209,7 +209,7 @@ impl ClusterApi {
     }
 }
 
-/// Members of the group that belong to no node.
+/// Members of the group without a node.
 fn strangers(view: &View, voters: &[Member], learners: &[Member]) -> Vec<StrangerReport> {
     let voters = voters.iter().map(|member| ("voter", member));
     let learners = learners.iter().map(|member| ("learner", member));
@@ -278,10 +278,10 @@ fn partition_problems(counts: &PartitionCounts) -> Vec<String> {
         (counts.under_min_isr, "with too few replicas in sync to take writes"),
         (counts.growing, "with fewer copies than the cluster has room for"),
     ];
-    let say = |(count, what): (usize, &str)| {
+    let describe = |(count, what): (usize, &str)| {
         (count > 0).then(|| format!("{} {what}", counted(count as u64, "partition")))
     };
-    kinds.into_iter().filter_map(say).collect()
+    kinds.into_iter().filter_map(describe).collect()
 }
 
 fn problems(quorum: bool, nodes: &[NodeReport], view: &View, metrics: &GroupMetrics) -> Vec<String> {
@@ -323,7 +323,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_member_that_no_node_is_has_a_line_of_its_own() {
+    fn group_members_without_a_node_are_reported_as_strangers() {
         let member = |id: u64| Member { id: VoterId(id), address: format!("h{id}:1") };
         let (voters, learners) = ([member(1), member(2)], [member(3), member(7)]);
         let node = |voter: u64| NodeRecord { voter, ..NodeRecord::default() };

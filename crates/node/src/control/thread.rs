@@ -1,8 +1,9 @@
-//! How the control thread comes up and goes down.
+//! Startup and shutdown of the control thread.
 //!
-//! Up: the peer port, the way into the cluster, the core, a quorum, this node's records. Every step that waits says for
-//! what (`/readyz`), and every refusal by the cluster ends the start with its reason. Down: the core stops when the
-//! [`Shutdown`] of the thread is given; nothing is flushed, because nothing that counts is unflushed.
+//! Startup order: the peer port, cluster formation, the coordination core, a quorum, this node's records. Every step
+//! that waits publishes its reason (`/readyz`), and a rejection by the cluster ends the start with its reason.
+//! Shutdown: the core stops when the [`Shutdown`] of the thread is triggered. There is nothing to flush: every
+//! acknowledged write is durable already.
 
 use std::fs::File;
 use std::io;
@@ -13,9 +14,9 @@ use std::time::Duration;
 
 use moim_base::rest::{aligned, rest};
 use moim_base::task::{Scope, Shutdown, offload};
-use moim_cluster::nodes::{MemberRecord, NodeRecord};
-use moim_cluster::{CoordRepository, StateRepository};
-use moim_coord::shelf::Shelf;
+use moim_state::nodes::{MemberRecord, NodeRecord};
+use moim_state::{CoordRepository, StateRepository};
+use moim_coord::spill::SpillFile;
 use moim_coord::{Coordinator, CoordinatorOptions};
 use moim_journal::{RealDisk, Store};
 use moim_raft::{
@@ -24,36 +25,38 @@ use moim_raft::{
 };
 use tokio::sync::oneshot;
 
+use super::controller_election::ControllerElection;
 use super::disk_health::{DiskHealth, DiskParts};
 use super::events::{self, EventLog};
+use super::failure_detector::FailureDetector;
 use super::presence::Presence;
-use super::pulse::Pulse;
 use super::records::{self, SUPPORTED_LEVEL};
-use super::ruler::Ruler;
 use super::view::View;
-use super::{Control, ControlParts, marks, metrics, migrate, publish, steward};
+use super::{Control, ControlParts, group_membership, marks, metrics, publish};
 use crate::data_dir::{Admission, Identity, decode_id};
 use crate::exit::{Failure, Outcome, Status};
-use crate::formation::{Card, Claimant, Doorkeeper, Entrant, Inside, Way};
-use crate::journals::{LOCAL_TAG, LOST_DIRECTORY, RAFT_TAG};
+use crate::formation::{Bootstrap, BootstrapMode, Card, Claimant, ClusterAccess, JoinServer};
+use crate::journals::{LOST_DIRECTORY, RAFT_TAG};
 
-/// When memory is first given back. The pause doubles: nobody knows when a start is over.
-const SETTLED: Duration = Duration::from_secs(1);
-/// Between two times that memory is given back, later.
-const GIVE_BACK: Duration = Duration::from_secs(15);
-/// The coordination group; applications' groups have other numbers.
+/// Pause before the first release of freed memory. It doubles each time, because the end of the startup load is
+/// unknown.
+const FIRST_RELEASE_PAUSE: Duration = Duration::from_secs(1);
+/// Maximum pause between releases of freed memory.
+const MAX_RELEASE_PAUSE: Duration = Duration::from_secs(15);
+/// Raft group id of the coordination group; groups of applications have other ids.
 pub(crate) const GROUP: GroupId = GroupId(1);
-/// Between two tries to reach the quorum.
+/// Pause between attempts to reach the quorum.
 const QUORUM_PAUSE: Duration = Duration::from_millis(50);
-/// For one try.
+/// Timeout of one attempt to reach the quorum.
 const QUORUM_TIMEOUT: Duration = Duration::from_secs(1);
-/// How often a node looks where the others are, and whether it is still wanted.
-const LOOK: Duration = Duration::from_millis(500);
-/// How long a node that was removed may take to give the coordination group away, and how often it looks.
-const GIVE_AWAY: Duration = Duration::from_secs(10);
-const GLANCE: Duration = Duration::from_millis(50);
+/// Poll interval of the node records: addresses of the other nodes, and whether this node was removed.
+const RECORD_POLL: Duration = Duration::from_millis(500);
+/// Timeout of the leadership transfer of a removed node.
+const STEP_DOWN_TIMEOUT: Duration = Duration::from_secs(10);
+/// Poll interval during that transfer.
+const STEP_DOWN_POLL: Duration = Duration::from_millis(50);
 
-/// Starts the control thread; returns when this node is a working member of its cluster.
+/// Starts the control thread; returns when this node is a member of its cluster and its records are written.
 pub(crate) async fn start(parts: ControlParts) -> Outcome<Control> {
     let (started, ready) = oneshot::channel();
     let shutdown = Shutdown::new();
@@ -71,53 +74,53 @@ pub(crate) async fn start(parts: ControlParts) -> Outcome<Control> {
     let thread =
         thread.map_err(|error| Failure::error(format!("cannot start the control thread: {error}")))?;
     let lost = || Failure::error("the control thread ended; see the log");
-    let up = ready.await.map_err(|_| lost())??;
+    let started = ready.await.map_err(|_| lost())??;
     Ok(Control {
-        coordinator: up.coordinator,
-        repository: up.repository,
-        peer: up.peer,
+        coordinator: started.coordinator,
+        repository: started.repository,
+        peer: started.peer,
         failed: shutdown,
-        removed: up.removed,
-        local: up.local,
-        events: up.events,
-        pulse: up.pulse,
-        presence: up.presence,
-        record: up.record.into(),
+        removed: started.removed,
+        local: started.local,
+        events: started.events,
+        failure_detector: started.failure_detector,
+        presence: started.presence,
+        record: started.record.into(),
         thread,
     })
 }
 
-/// What came up.
+/// Result of a successful start.
 #[derive(Clone)]
-struct Up {
+struct Started {
     coordinator: Coordinator,
     repository: Arc<dyn StateRepository>,
     peer: SocketAddr,
     removed: Shutdown,
     local: LocalPeer,
     events: Arc<EventLog>,
-    pulse: Arc<Pulse>,
+    failure_detector: Arc<FailureDetector>,
     presence: Arc<Presence>,
     record: NodeRecord,
 }
 
-async fn run(parts: ControlParts, shutdown: Shutdown, started: oneshot::Sender<Outcome<Up>>) {
+async fn run(parts: ControlParts, shutdown: Shutdown, started: oneshot::Sender<Outcome<Started>>) {
     let scope = Scope::new(shutdown.clone());
-    // A core that stops while the node looks for its quorum would never find it.
-    let up = tokio::select! {
+    // Without the core, the wait for a quorum would never end.
+    let outcome = tokio::select! {
         biased;
-        up = bring_up(&parts, &scope) => up,
+        outcome = start_control(&parts, &scope) => outcome,
         () = shutdown.stopped() => {
             Err(Failure::error("the coordination core stopped; see the log").hint(LOST_DIRECTORY))
         }
     };
-    match up {
-        Ok(up) => {
-            let coordinator = up.coordinator.clone();
-            if started.send(Ok(up)).is_ok() {
+    match outcome {
+        Ok(handles) => {
+            let coordinator = handles.coordinator.clone();
+            if started.send(Ok(handles)).is_ok() {
                 tokio::select! {
                     () = shutdown.stopped() => {}
-                    () = give_back() => {}
+                    () = release_freed_memory() => {}
                 }
             }
             coordinator.stop().await;
@@ -128,91 +131,98 @@ async fn run(parts: ControlParts, shutdown: Shutdown, started: oneshot::Sender<O
     }
 }
 
-/// Gives memory back now and then. A start, a failover or a client that lists everything takes much for a moment, and
-/// afterwards this thread rests.
-async fn give_back() {
-    let mut pause = SETTLED;
+/// Releases freed memory to the system periodically. A start, a failover or a full listing allocates much for a moment,
+/// and this thread is idle afterwards.
+async fn release_freed_memory() {
+    let mut pause = FIRST_RELEASE_PAUSE;
     loop {
         tokio::time::sleep(pause).await;
-        crate::allocator::give_back();
-        pause = (pause * 2).min(GIVE_BACK);
+        crate::allocator::release_freed_memory();
+        pause = (pause * 2).min(MAX_RELEASE_PAUSE);
     }
 }
 
-async fn bring_up(parts: &ControlParts, scope: &Scope) -> Outcome<Up> {
+async fn start_control(parts: &ControlParts, scope: &Scope) -> Outcome<Started> {
     let local = LocalPeer::unjoined();
     let peer = listen(parts, &local, scope).await?;
-    let doorkeeper = Arc::new(Doorkeeper::new(Arc::clone(&parts.data)));
-    doorkeeper.show(card(parts, peer).with_identity(&parts.data.identity()));
-    parts.router.serve(ServiceId::NODE, Arc::clone(&doorkeeper) as _);
-    let entrant =
-        Entrant { way: way(parts)?, data: &parts.data, doorkeeper: &doorkeeper, readiness: &parts.readiness };
-    let identity = entrant.enter().await?;
+    let join_server = Arc::new(JoinServer::new(Arc::clone(&parts.data)));
+    join_server.set_card(card(parts, peer).with_identity(&parts.data.identity()));
+    parts.router.serve(ServiceId::NODE, Arc::clone(&join_server) as _);
+    let bootstrap = Bootstrap {
+        mode: mode(parts)?,
+        data: &parts.data,
+        join_server: &join_server,
+        readiness: &parts.readiness,
+    };
+    let identity = bootstrap.run().await?;
     let transport = Arc::new(TcpTransport::new(local.clone(), scope.clone()));
     let coordinator = open(parts, &identity, &local, &transport, scope).await?;
     let repository: Arc<dyn StateRepository> = Arc::new(CoordRepository::new(coordinator.clone()));
-    let inside = Inside { coordinator: coordinator.clone(), repository: Arc::clone(&repository) };
-    doorkeeper.go_inside(inside);
-    let card = doorkeeper.card();
+    let access = ClusterAccess { coordinator: coordinator.clone(), repository: Arc::clone(&repository) };
+    join_server.set_cluster_access(access);
+    let card = join_server.card();
     let claimant = Claimant {
         data: &parts.data,
         group: coordinator.group(),
         transport: transport.as_ref(),
         peer: &card.peer,
     };
-    claimant.claim(&entrant).await?;
-    take_part(parts, &coordinator, &identity, &card).await?;
-    doorkeeper.show(card.clone().with_identity(&parts.data.identity()));
-    find_quorum(parts, &coordinator, transport.as_ref(), &entrant).await?;
-    settle_in(parts, &coordinator, repository.as_ref(), &identity, &card).await?;
+    claimant.claim(&bootstrap).await?;
+    initialize_member(parts, &coordinator, &identity, &card).await?;
+    join_server.set_card(card.clone().with_identity(&parts.data.identity()));
+    wait_for_quorum(parts, &coordinator, transport.as_ref(), &bootstrap).await?;
+    write_founding_records(&coordinator, repository.as_ref(), &identity, &card).await?;
 
     let record = record(parts, &identity, &card);
     publish(repository.as_ref(), &record).await?;
-    let mark = MemberRecord {
+    let member = MemberRecord {
         node_id: record.node_id,
         incarnation: record.incarnation,
         voter: record.voter,
         ..MemberRecord::default()
     };
-    let presence = Arc::new(Presence::new(Arc::clone(&repository), Arc::clone(&parts.data), mark));
+    let presence = Arc::new(Presence::new(Arc::clone(&repository), Arc::clone(&parts.data), member));
     let removed = Shutdown::new();
     let (readiness, shutdown) = (parts.readiness.clone(), scope.shutdown().clone());
-    scope.spawn("presence", Arc::clone(&presence).keep(readiness, shutdown.clone()));
-    scope.spawn("steward", steward::run(coordinator.clone(), Arc::clone(&repository), shutdown.clone()));
+    scope.spawn("presence", Arc::clone(&presence).run(readiness, shutdown.clone()));
+    scope.spawn(
+        "group-membership",
+        group_membership::run(coordinator.clone(), Arc::clone(&repository), shutdown.clone()),
+    );
     let (events, disk) = (Arc::new(EventLog::default()), Arc::new(DiskHealth::default()));
     parts.router.serve(ServiceId::HEALTH, Arc::clone(&disk) as _);
-    let pulse = Pulse::new(
+    let failure_detector = FailureDetector::new(
         record.node_id,
         Arc::clone(&transport),
         Arc::clone(&parts.clock),
         Arc::clone(&disk),
         Arc::clone(&events),
     );
-    let pulse = Arc::new(pulse);
+    let failure_detector = Arc::new(failure_detector);
     let watching = DiskParts {
         node_id: record.node_id,
         health: disk,
         presence: Arc::clone(&presence),
         coordinator: coordinator.clone(),
         store: Arc::clone(&parts.store),
-        pulse: Arc::clone(&pulse),
+        failure_detector: Arc::clone(&failure_detector),
         events: Arc::clone(&events),
         clock: Arc::clone(&parts.clock),
         readiness: parts.readiness.clone(),
         scope: scope.clone(),
     };
     scope.spawn("disk-health", watching.watch(shutdown.clone()));
-    scope.spawn("pulse", Arc::clone(&pulse).run(coordinator.clone(), shutdown.clone()));
-    let ruler = Ruler {
+    scope.spawn("failure-detector", Arc::clone(&failure_detector).run(coordinator.clone(), shutdown.clone()));
+    let controller_election = ControllerElection {
         node_id: record.node_id,
         coordinator: coordinator.clone(),
         repository: Arc::clone(&repository),
         clock: Arc::clone(&parts.clock),
-        peers: Arc::clone(&pulse) as _,
+        peers: Arc::clone(&failure_detector) as _,
         settings: parts.topic_defaults.clone(),
     };
-    scope.spawn("controller", ruler.run(shutdown.clone()));
-    spread_run(parts, &coordinator, &transport, &card, &removed, scope);
+    scope.spawn("controller", controller_election.run(shutdown.clone()));
+    repeat_claims(parts, &coordinator, &transport, &card, &removed, scope);
     let mark = marks::run(
         record.node_id,
         coordinator.clone(),
@@ -221,9 +231,9 @@ async fn bring_up(parts: &ControlParts, scope: &Scope) -> Outcome<Up> {
         shutdown.clone(),
     );
     scope.spawn("marks", mark);
-    let (told, watched) = (Arc::clone(&events), Arc::clone(&repository));
-    scope.spawn("events", events::follow(told, watched, Arc::clone(&parts.clock), shutdown.clone()));
-    let follow = Follow {
+    let (log, watched) = (Arc::clone(&events), Arc::clone(&repository));
+    scope.spawn("events", events::follow(log, watched, Arc::clone(&parts.clock), shutdown.clone()));
+    let follow = RecordFollower {
         coordinator: coordinator.clone(),
         transport,
         record: record.clone(),
@@ -231,11 +241,11 @@ async fn bring_up(parts: &ControlParts, scope: &Scope) -> Outcome<Up> {
     };
     scope.spawn("records", follow.run(shutdown));
     metrics::register(&parts.metrics, &coordinator, scope);
-    Ok(Up { coordinator, repository, peer, removed, local, events, pulse, presence, record })
+    Ok(Started { coordinator, repository, peer, removed, local, events, failure_detector, presence, record })
 }
 
-/// Has every member confirm this run, those too that were down when it began.
-fn spread_run(
+/// Repeats the claim of this run until every member has confirmed it, including members that were down at the start.
+fn repeat_claims(
     parts: &ControlParts,
     coordinator: &Coordinator,
     transport: &Arc<TcpTransport>,
@@ -249,7 +259,7 @@ fn spread_run(
     scope.spawn("run-claims", async move {
         let transport = transport.as_ref();
         let claimant = Claimant { data: &data, group: coordinator.group(), transport, peer: &peer };
-        claimant.spread(&lost, &shutdown).await;
+        claimant.repeat(&lost, &shutdown).await;
     });
 }
 
@@ -260,16 +270,16 @@ async fn listen(parts: &ControlParts, local: &LocalPeer, scope: &Scope) -> Outco
     Ok(server.address())
 }
 
-fn way(parts: &ControlParts) -> Outcome<Way> {
+fn mode(parts: &ControlParts) -> Outcome<BootstrapMode> {
     let cluster = &parts.config.cluster;
     let founders = cluster.founders().map_err(|why| Failure::usage(format!("`cluster.initial` {why}")))?;
     let join = cluster.join_addresses();
     Ok(if !founders.is_empty() {
-        Way::Founders(founders)
+        BootstrapMode::Founders(founders)
     } else if !join.is_empty() {
-        Way::Join(join)
+        BootstrapMode::Join(join)
     } else {
-        Way::Alone
+        BootstrapMode::Standalone
     })
 }
 
@@ -298,7 +308,7 @@ fn record(parts: &ControlParts, identity: &Identity, card: &Card) -> NodeRecord 
         zone: card.zone.clone(),
         peer: card.peer.clone(),
         etcd: crate::serve::advertised(config, &config.etcd.advertise, parts.etcd),
-        // A port that is still to be picked is told when it is.
+        // Port 0 is published after the listener is bound.
         kafka: match (config.kafka.port, config.kafka.advertise.as_str()) {
             (0, "") => String::new(),
             (_, advertise) => crate::serve::advertised(config, advertise, kafka),
@@ -310,7 +320,7 @@ fn record(parts: &ControlParts, identity: &Identity, card: &Card) -> NodeRecord 
     }
 }
 
-/// Opens this node's member of the group, under the name it has from now on.
+/// Opens this node's member of the coordination group under its voter id.
 async fn open(
     parts: &ControlParts,
     identity: &Identity,
@@ -318,8 +328,9 @@ async fn open(
     transport: &Arc<TcpTransport>,
     scope: &Scope,
 ) -> Outcome<Coordinator> {
-    let cluster = decode_id(&identity.cluster_id)
-        .ok_or_else(|| Failure::error(format!("the cluster id {} makes no sense", identity.cluster_id)))?;
+    let cluster = decode_id(&identity.cluster_id).ok_or_else(|| {
+        Failure::error(format!("undecodable cluster id {} in node.json", identity.cluster_id))
+    })?;
     let voter = VoterId(identity.voter);
     local.become_member(PeerId { cluster, voter, secret: identity.secret_number() });
     let host = Host {
@@ -329,7 +340,7 @@ async fn open(
         router: parts.router.clone(),
         transport: Arc::clone(transport) as _,
     };
-    // What etcd clients see has 64 bits.
+    // The cluster id of the etcd API has 64 bits.
     let short = (cluster >> 64) as u64 ^ cluster as u64;
     let mut group = GroupOptions::new(GROUP, voter, RAFT_TAG);
     group.unconfirmed = true;
@@ -337,8 +348,8 @@ async fn open(
     options.quota_bytes = parts.config.etcd.quota_bytes;
     options.compaction_retention_ms = parts.config.etcd.compaction_retention_ms;
     options.watch_runtime = Some(parts.etcd_runtime.clone());
-    options.shelf = shelf(&parts.data.path);
-    options.on_reclaimed = Some(crate::allocator::give_back);
+    options.spill = spill_file(&parts.data.path);
+    options.on_reclaimed = Some(crate::allocator::release_freed_memory);
     let opened = Coordinator::open(&host, options, Arc::clone(&parts.clock), scope).await;
     opened.map_err(|error| {
         let failure = Failure::error(format!("cannot open the coordination core: {error}"));
@@ -353,19 +364,19 @@ async fn open(
 }
 
 /// A place for old values, in a file that has no name from the beginning: nothing of it is needed again.
-fn shelf(folder: &Path) -> Option<Shelf> {
+fn spill_file(folder: &Path) -> Option<SpillFile> {
     let path = folder.join("history.tmp");
     let file = File::options().read(true).write(true).create(true).truncate(true).open(&path);
-    let shelf = file.and_then(|file| {
+    let spill = file.and_then(|file| {
         std::fs::remove_file(&path)?;
-        Shelf::new(file)
+        SpillFile::new(file)
     });
     let kept = |error: &io::Error| tracing::warn!(%error, "old values of coordination stay in memory");
-    shelf.inspect_err(kept).ok()
+    spill.inspect_err(kept).ok()
 }
 
-/// Sees to it that this member has a log, and only in a way that lets no voter begin twice.
-async fn take_part(
+/// Ensures that this member has a Raft log, and that no voter is initialized twice.
+async fn initialize_member(
     parts: &ControlParts,
     coordinator: &Coordinator,
     identity: &Identity,
@@ -373,10 +384,10 @@ async fn take_part(
 ) -> Outcome {
     let group = coordinator.group();
     let stopped = |error| Failure::error(format!("the coordination core stopped: {error}"));
-    let has_begun = group.has_begun().await.map_err(stopped)?;
+    let is_initialized = group.has_begun().await.map_err(stopped)?;
     match identity.admission {
-        Admission::New => return Err(Failure::error("this folder is in no cluster yet")),
-        Admission::Founding if !has_begun => {
+        Admission::New => return Err(Failure::error("data directory is in no cluster yet")),
+        Admission::Founding if !is_initialized => {
             let founders =
                 if identity.founders.is_empty() { vec![card.founder()] } else { identity.founders.clone() };
             let members: Vec<Member> = founders
@@ -385,21 +396,21 @@ async fn take_part(
                 .map(|(founder, voter)| Member { id: VoterId(voter), address: founder.peer.clone() })
                 .collect();
             group.initialize(&members).await.map_err(|error| {
-                Failure::error(format!("the coordination group could not be founded: {error}"))
+                Failure::error(format!("cannot initialize the coordination group: {error}"))
             })?;
         }
         Admission::Joining => {
-            parts.readiness.waits("waiting for the cluster to send its log");
+            parts.readiness.set_waiting("waiting for the cluster to send its log");
             while group.wait_for(QUORUM_TIMEOUT, |now| now.last_index.is_some()).await.is_err() {}
         }
-        Admission::Member if !has_begun => {
+        Admission::Member if !is_initialized => {
             let message = format!(
                 "{} holds no Raft log, but voter {} had one",
                 parts.data.path.display(),
                 identity.voter
             );
             return Err(Failure::error(message).hint(
-                "restore the folder, or empty it: then `moim cluster replace` lets the node in as a new one",
+                "restore the data directory, or empty it: then `moim cluster replace` admits the node as a new one",
             ));
         }
         Admission::Founding | Admission::Member => {}
@@ -410,23 +421,23 @@ async fn take_part(
     let alone = metrics.voters.len() == 1 && metrics.voters[0].id == metrics.voter;
     let led = async {
         if alone && metrics.leadership.leader.is_none() {
-            // Nobody else can lead: there is nothing to wait for.
+            // The only voter need not wait for the election timeout.
             group.campaign().await.map_err(stopped)?;
         }
         Ok(())
     };
-    // Side by side: until both are done nobody is served here.
+    // Concurrently: the node serves only after both.
     let (recorded, led) = tokio::join!(recorded, led);
     recorded.map_err(|error| Failure::error(format!("cannot write node.json: {error}")))??;
     led
 }
 
-/// Returns when a quorum answers. Meanwhile the others are told where this node is; they may say that it is out.
-async fn find_quorum(
+/// Waits for a quorum. Meanwhile this node announces its address to the other members, which may reject it as removed.
+async fn wait_for_quorum(
     parts: &ControlParts,
     coordinator: &Coordinator,
     transport: &dyn Transport,
-    entrant: &Entrant<'_>,
+    bootstrap: &Bootstrap<'_>,
 ) -> Outcome {
     let group = coordinator.group();
     loop {
@@ -439,21 +450,20 @@ async fn find_quorum(
             .map(|member| member.address.clone())
             .collect();
         let announced =
-            async { if others.is_empty() { Ok(true) } else { entrant.announce(transport, &others).await } };
+            async { if others.is_empty() { Ok(true) } else { bootstrap.announce(transport, &others).await } };
         let confirmed = tokio::time::timeout(QUORUM_TIMEOUT, coordinator.linearizable());
         let (announced, confirmed) = tokio::join!(announced, confirmed);
         announced?;
         if matches!(confirmed, Ok(Ok(()))) {
             return Ok(());
         }
-        parts.readiness.waits(&format!("waiting for a quorum of {} voters", metrics.voters.len()));
+        parts.readiness.set_waiting(&format!("waiting for a quorum of {} voters", metrics.voters.len()));
         tokio::time::sleep(QUORUM_PAUSE).await;
     }
 }
 
-/// What has to be in the store before anything is built on it.
-async fn settle_in(
-    parts: &ControlParts,
+/// Writes the founding records, if they do not exist yet, and checks the feature level.
+async fn write_founding_records(
     coordinator: &Coordinator,
     repository: &dyn StateRepository,
     identity: &Identity,
@@ -461,21 +471,16 @@ async fn settle_in(
 ) -> Outcome {
     let founders =
         if identity.founders.is_empty() { vec![card.founder()] } else { identity.founders.clone() };
-    loop {
-        let settled = async {
-            if View::of(coordinator).next_voter.is_none() {
-                records::found(repository, &founders).await?;
-            }
-            migrate::migrate(&parts.store, Arc::clone(&parts.clock), LOCAL_TAG, repository).await?;
-            Ok::<_, records::RecordError>(())
-        };
-        match settled.await {
+    while View::of(coordinator).next_voter.is_none() {
+        match records::found_cluster(repository, &founders).await {
             Ok(()) => break,
             Err(records::RecordError::Store(error)) if !error.is_retryable() => {
-                return Err(Failure::error(format!("the cluster's records cannot be written: {error}")));
+                return Err(Failure::error(format!(
+                    "cannot write the founding records of the cluster: {error}"
+                )));
             }
             Err(error) => {
-                tracing::debug!(%error, "the cluster's first records were not written; trying again");
+                tracing::debug!(%error, "founding records write failed; retrying");
                 tokio::time::sleep(QUORUM_PAUSE).await;
             }
         }
@@ -493,21 +498,21 @@ async fn settle_in(
     Ok(())
 }
 
-/// Follows what the records say about this node and the others.
-struct Follow {
+/// Follows the node records: addresses of the other nodes, and the removal of this one.
+struct RecordFollower {
     coordinator: Coordinator,
     transport: Arc<TcpTransport>,
     record: NodeRecord,
     removed: Shutdown,
 }
 
-impl Follow {
-    /// Waits until the steward has taken this node out of the coordination group, if it leads it.
-    async fn give_away(&self) {
+impl RecordFollower {
+    /// Waits until a removed leader has lost its vote in the coordination group.
+    async fn wait_for_step_down(&self) {
         let group = self.coordinator.group();
         while group.is_leader() && group.metrics().voters.iter().any(|voter| voter.id.0 == self.record.voter)
         {
-            tokio::time::sleep(GLANCE).await;
+            tokio::time::sleep(STEP_DOWN_POLL).await;
         }
     }
 
@@ -518,14 +523,15 @@ impl Follow {
                 self.transport.set_address(VoterId(node.voter), &node.peer);
             }
             if view.is_out(self.record.node_id, self.record.voter, &self.record.directory_id) {
-                // Whoever leads the group gives it away first: others may have no vote yet, and never would get one.
-                let _ = tokio::time::timeout(GIVE_AWAY, self.give_away()).await;
+                // A leader is removed from the group before it stops: other members may have no vote yet, and only the
+                // leader can give them one.
+                let _ = tokio::time::timeout(STEP_DOWN_TIMEOUT, self.wait_for_step_down()).await;
                 self.removed.stop();
                 return;
             }
             tokio::select! {
                 () = shutdown.stopped() => return,
-                () = rest(LOOK) => {}
+                () = rest(RECORD_POLL) => {}
             }
         }
     }

@@ -1,9 +1,9 @@
-//! What this node's own state says about the cluster: quick, never waits for a quorum, may be a little old.
+//! The cluster as this node's local state shows it: a fast read without a quorum, so it may be stale.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use moim_base::{BrokerId, TopicId};
-use moim_cluster::nodes::{LiveMember, MEMBERS, MemberRecord, NODES, NodeOrder, NodeRecord, ORDERS, node_of};
+use moim_state::nodes::{LiveMember, MEMBERS, MemberRecord, NODES, NodeOrder, NodeRecord, ORDERS, node_of};
 use moim_coord::{Coordinator, KeyValue, RangeRequest, State};
 use moim_replica::controller::ControllerTuning;
 use moim_replica::{PartitionId, PartitionState, keys};
@@ -11,35 +11,35 @@ use serde::{Deserialize, Serialize};
 
 use super::records::{self, FEATURE_LEVEL, GONE, LEAVING, NEXT_VOTER};
 
-/// The cluster's records as this node has them.
+/// The cluster's records in this node's local state.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct View {
-    /// Every node, by number.
+    /// All nodes, by node id.
     pub(crate) nodes: Vec<NodeRecord>,
-    /// Those that run.
+    /// Live members: nodes that hold a member lease.
     pub(crate) members: Vec<LiveMember>,
-    /// Voters whose nodes were removed or replaced, and which the group may still have.
+    /// Voters whose nodes were removed or replaced; they may still be in the coordination group.
     pub(crate) gone: Vec<u64>,
-    /// Voters that lose their vote and whose nodes are emptied.
+    /// Voters that lose their vote and whose nodes are drained.
     pub(crate) leaving: Vec<u64>,
-    /// The voter id the next folder gets; `None` before the cluster's first records.
+    /// Next free voter id; `None` before the founding records are written.
     pub(crate) next_voter: Option<u64>,
-    /// The format of the cluster.
+    /// Feature level of the cluster.
     pub(crate) feature_level: Option<u32>,
-    /// The node that is the controller.
+    /// Node id of the controller.
     pub(crate) controller: Option<i32>,
-    /// What is wanted of nodes.
+    /// Operator orders, by node id.
     pub(crate) orders: BTreeMap<i32, NodeOrder>,
 }
 
 impl View {
-    /// What the node's state says now.
+    /// Reads the local state.
     pub(crate) fn of(coordinator: &Coordinator) -> Self {
         coordinator.read(Self::from_state)
     }
 
     fn from_state(state: &State) -> Self {
-        // Records that cannot be read are as good as absent here; whoever changes one is told.
+        // Undecodable records are skipped here; the operation that changes one gets the error.
         let mut nodes: Vec<_> =
             under(state, NODES).iter().filter_map(|kv| NodeRecord::from_bytes(&kv.value).ok()).collect();
         nodes.sort_by_key(|node| node.node_id);
@@ -69,19 +69,19 @@ impl View {
         }
     }
 
-    /// A node's record.
+    /// The record of a node.
     pub(crate) fn node(&self, node_id: i32) -> Option<&NodeRecord> {
         self.nodes.iter().find(|node| node.node_id == node_id)
     }
 
-    /// Whether this life of a node renews its lease.
+    /// True if the node holds a member lease with the voter id of this record.
     pub(crate) fn is_running(&self, node: &NodeRecord) -> bool {
         self.members
             .iter()
             .any(|member| member.record.node_id == node.node_id && member.record.voter == node.voter)
     }
 
-    /// Whether a folder that once had this place was taken out of the cluster, for good.
+    /// True if this data directory was admitted once, and was removed or replaced since. Final.
     pub(crate) fn is_out(&self, node_id: i32, voter: u64, directory_id: &str) -> bool {
         let known =
             self.node(node_id).is_some_and(|node| node.voter == voter && node.directory_id == directory_id);
@@ -89,7 +89,7 @@ impl View {
     }
 }
 
-/// The node that is named by the value of the controller's key.
+/// Decodes the node id from the value of the controller key.
 pub(crate) fn controller_node(value: &[u8]) -> Option<i32> {
     #[derive(Deserialize)]
     struct Holder {
@@ -98,45 +98,46 @@ pub(crate) fn controller_node(value: &[u8]) -> Option<i32> {
     serde_json::from_slice::<Holder>(value).ok().map(|holder| holder.node_id)
 }
 
-/// The partitions as this node's state has them.
+/// The partition records in this node's local state.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Partitions {
-    /// Of the queue and of the store. Records that cannot be read are left out.
+    /// Partitions of the queue and of the store, without undecodable records.
     pub(crate) records: Vec<(PartitionId, PartitionState)>,
-    /// Topics that did not ask for a factor.
+    /// Topics with the default replication factor, which grows with the cluster.
     growing: BTreeSet<TopicId>,
 }
 
-/// Partitions by how they are.
+/// Partition counts by state.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct PartitionCounts {
+pub struct PartitionCounts {
     /// All of them.
-    pub(crate) total: usize,
-    /// Nobody leads them.
-    pub(crate) leaderless: usize,
+    pub total: usize,
+    /// Partitions without a leader.
+    pub leaderless: usize,
     /// A replica is not in sync.
-    pub(crate) under_replicated: usize,
+    pub under_replicated: usize,
     /// So few are in sync that `acks=all` is refused.
-    pub(crate) under_min_isr: usize,
+    pub under_min_isr: usize,
     /// They shall have more copies than they have: the cluster has grown.
-    pub(crate) growing: usize,
+    pub growing: usize,
     /// Replicas are being moved.
-    pub(crate) moving: usize,
+    pub moving: usize,
 }
 
-/// What one node has.
+/// Replica counts of one node.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct NodeLoad {
     /// Partitions it leads.
     pub(crate) leads: usize,
     /// Partitions it has a replica of.
     pub(crate) replicas: usize,
-    /// Those of which nobody else has everything.
+    /// Replicas without another in-sync or eligible replica.
     pub(crate) only_copies: usize,
 }
 
 impl Partitions {
-    /// What the node's state says now. Reading thousands of records takes milliseconds: the state is let go first.
+    /// Reads the local state. Decoding thousands of records takes milliseconds, so it happens after the state lock is
+    /// released.
     pub(crate) fn of(coordinator: &Coordinator) -> Self {
         let (kvs, topics) =
             coordinator.read(|state| (under(state, keys::PARTITIONS), under(state, keys::TOPICS)));
@@ -150,7 +151,7 @@ impl Partitions {
         Self { records: kvs.iter().filter_map(read).collect(), growing }
     }
 
-    /// How they are, with so many nodes to be on.
+    /// Counts by state, with this many usable nodes.
     pub(crate) fn counts(&self, nodes: usize) -> PartitionCounts {
         let mut counts = PartitionCounts { total: self.records.len(), ..PartitionCounts::default() };
         let wanted = nodes.min(ControllerTuning::default().default_factor);
@@ -165,7 +166,7 @@ impl Partitions {
         counts
     }
 
-    /// What a node has.
+    /// Replica counts of a node.
     pub(crate) fn load(&self, node: i32) -> NodeLoad {
         let node = BrokerId(node);
         let mut load = NodeLoad::default();
@@ -178,35 +179,35 @@ impl Partitions {
         load
     }
 
-    /// Whether a node is the last in-sync replica of a partition.
+    /// True if the node is the only in-sync replica of a partition.
     pub(crate) fn is_last_in_sync(&self, node: i32) -> bool {
         let node = BrokerId(node);
         self.records.iter().any(|(_, state)| state.isr.len() == 1 && state.in_sync(node).is_some())
     }
 
-    /// How many partitions a node leads that somebody else could.
+    /// Count of the partitions that the node leads and that have another in-sync replica.
     pub(crate) fn movable(&self, node: i32) -> usize {
         let node = BrokerId(node);
         self.records.iter().filter(|(_, state)| state.leader == Some(node) && state.isr.len() > 1).count()
     }
 }
 
-/// The topic, if nobody asked for its factor.
+/// The topic id, if the topic was created without an explicit replication factor.
 fn default_factor(value: &[u8]) -> Option<TopicId> {
     #[derive(Deserialize)]
-    struct Asked {
+    struct Factor {
         id: String,
-        #[serde(default = "asked")]
+        #[serde(default = "explicit")]
         factor_asked: bool,
     }
-    fn asked() -> bool {
+    fn explicit() -> bool {
         true
     }
-    let topic: Asked = serde_json::from_slice(value).ok()?;
+    let topic: Factor = serde_json::from_slice(value).ok()?;
     TopicId::parse(&topic.id).filter(|_| !topic.factor_asked)
 }
 
-/// Every key that begins with `prefix`, which must end in a slash.
+/// Entries with a key prefix, which must end in a slash.
 fn under(state: &State, prefix: &'static str) -> Vec<KeyValue> {
     let mut end = prefix.as_bytes().to_vec();
     if let Some(last) = end.last_mut() {

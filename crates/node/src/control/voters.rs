@@ -1,51 +1,51 @@
-//! Who should vote, as a pure decision.
+//! Plan of the coordination group's voters: a pure function.
 //!
-//! The number of voters follows the number of nodes: one, three from three nodes, five from five, never two or four,
-//! because an even number stands no more failures than the odd one below it. Voters change in one step from one set to
-//! another, so the number is right at every moment: a single voter becomes three when two learners are ready, and a
-//! replaced one leaves when its successor is.
+//! The number of voters follows the number of nodes: one, three from three nodes on, five from five on. It is never
+//! even, because an even number tolerates no more failures than the odd number below it. Voters change in one step from
+//! one set to another (joint consensus), so the number is right at every moment: one voter becomes three when two
+//! learners are ready, and a replaced voter leaves when its successor is ready.
 //!
-//! Must never: give a vote to a member that lags, take a working voter's place while enough of them work, or leave the
-//! group with a set it did not choose.
+//! Must never: promote a learner that lags, demote a working voter while enough voters work, or leave a membership
+//! change unfinished.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-/// What is known about the members of the group.
+/// Members of the group and nodes of the cluster: the input of the plan.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Situation {
-    /// The voters now.
+    /// Current voters.
     pub(crate) voters: BTreeSet<u64>,
-    /// Who is to vote, if a change was begun and not brought to its end; `voters` are those of both sides then.
+    /// Target voters of an unfinished membership change; `voters` then contains the voters of both configurations.
     pub(crate) unfinished: Option<BTreeSet<u64>>,
-    /// Members without a vote, and whether each holds nearly everything and runs.
+    /// Learners, with true for one that is live and nearly caught up.
     pub(crate) learners: BTreeMap<u64, bool>,
-    /// The voter ids the cluster's nodes have.
+    /// Voter ids of the cluster's nodes.
     pub(crate) nodes: BTreeSet<u64>,
-    /// Voter ids of nodes that were removed or replaced. What is in neither set was added by an etcd client: it is left
-    /// alone.
+    /// Voter ids of nodes that were removed or replaced. A member in neither set was added by an etcd client and stays
+    /// unchanged.
     pub(crate) gone: BTreeSet<u64>,
-    /// Voter ids that an etcd client removed: they have no vote, and stay as learners until their nodes are empty.
+    /// Voter ids that an etcd client removed: they lose their vote and stay learners until their nodes are drained.
     pub(crate) leaving: BTreeSet<u64>,
-    /// How many nodes the cluster has, those that wait for a replacement included and those that leave not.
+    /// Number of nodes, including nodes that wait for a replacement, without nodes that leave.
     pub(crate) count: usize,
-    /// The one that leads.
+    /// Voter id of the leader.
     pub(crate) leader: u64,
 }
 
-/// A change of the group's members.
+/// A membership change of the group.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Change {
-    /// A node that was let in becomes a member without a vote.
+    /// Adds an admitted node as a learner.
     Learn(u64),
-    /// These vote from now on.
+    /// Sets the voters.
     Voters(BTreeSet<u64>),
-    /// A member without a vote goes: its node was removed or replaced.
+    /// Removes a learner whose node was removed or replaced.
     Forget(u64),
-    /// This member leads no longer: it is about to leave.
+    /// Transfers the leadership to this voter, because the leader leaves.
     HandOver(u64),
 }
 
-/// How many voters so many nodes have.
+/// Number of voters for a number of nodes.
 pub(crate) fn wanted(nodes: usize) -> usize {
     match nodes {
         0..=2 => 1,
@@ -56,7 +56,7 @@ pub(crate) fn wanted(nodes: usize) -> usize {
 
 /// The next change, if one is due.
 pub(crate) fn plan(now: &Situation) -> Option<Change> {
-    // Before anything else: until then the group needs a majority of both sides, so it may stand no failure at all.
+    // First: an unfinished change needs a majority of both configurations, so it may tolerate no failure at all.
     if let Some(goal) = &now.unfinished {
         return Some(Change::Voters(goal.clone()));
     }
@@ -78,17 +78,17 @@ pub(crate) fn plan(now: &Situation) -> Option<Change> {
         }
     }
     while chosen.len() > wanted {
-        // The leader stays: it is known to work.
+        // The leader stays, because it is known to work.
         let last = chosen.iter().rev().copied().find(|id| *id != now.leader)?;
         chosen.remove(&last);
     }
     if chosen.len() < wanted || chosen == now.voters {
-        // Not enough members are ready, or there is nothing to do.
+        // Not enough learners are ready, or the voters are as planned.
         return None;
     }
     if !chosen.contains(&now.leader) {
-        // A leader that leaves hands over first, if one of those that stay can lead already: nobody has to wait for an
-        // election then.
+        // A leader that leaves transfers the leadership first, if a remaining voter can lead already: this avoids the
+        // wait for an election.
         if let Some(to) = chosen.intersection(&now.voters).next() {
             return Some(Change::HandOver(*to));
         }
@@ -105,21 +105,21 @@ mod tests {
     }
 
     #[test]
-    fn the_next_change() {
+    fn next_membership_change() {
         let voters = |ids| Some(Change::Voters(set(ids)));
         type Case<'a> =
             (&'a str, &'a [u64], &'a [(u64, bool)], &'a [u64], &'a [u64], usize, u64, Option<Change>);
         let three = &[1, 2, 3];
         let cases: [Case<'_>; 17] = [
             ("one node", &[1], &[], &[1], &[], 1, 1, None),
-            ("a second node is let in", &[1], &[], &[1, 2], &[], 2, 1, Some(Change::Learn(2))),
-            ("a second node only learns", &[1], &[(2, true)], &[1, 2], &[], 2, 1, None),
-            ("a third one lags", &[1], &[(2, true), (3, false)], three, &[], 3, 1, None),
-            ("all at once", &[1], &[(2, true), (3, true)], three, &[], 3, 1, voters(three)),
-            ("a fourth learns", three, &[(4, true)], &[1, 2, 3, 4], &[], 4, 1, None),
+            ("a second node is admitted", &[1], &[], &[1, 2], &[], 2, 1, Some(Change::Learn(2))),
+            ("a second node stays a learner", &[1], &[(2, true)], &[1, 2], &[], 2, 1, None),
+            ("a third node lags", &[1], &[(2, true), (3, false)], three, &[], 3, 1, None),
+            ("three voters at once", &[1], &[(2, true), (3, true)], three, &[], 3, 1, voters(three)),
+            ("a fourth node stays a learner", three, &[(4, true)], &[1, 2, 3, 4], &[], 4, 1, None),
             ("five", three, &[(4, true), (5, true)], &[1, 2, 3, 4, 5], &[], 5, 1, voters(&[1, 2, 3, 4, 5])),
-            ("replaced, nobody came", three, &[], &[1, 2], &[3], 3, 1, None),
-            ("replaced, successor came", three, &[], &[1, 2, 4], &[3], 3, 1, Some(Change::Learn(4))),
+            ("replaced, no successor", three, &[], &[1, 2], &[3], 3, 1, None),
+            ("replaced, successor admitted", three, &[], &[1, 2, 4], &[3], 3, 1, Some(Change::Learn(4))),
             ("replaced, successor lags", three, &[(4, false)], &[1, 2, 4], &[3], 3, 1, None),
             ("replaced, successor ready", three, &[(4, true)], &[1, 2, 4], &[3], 3, 1, voters(&[1, 2, 4])),
             ("removed, two are left", three, &[], &[1, 2], &[3], 2, 2, voters(&[2])),
@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn a_member_that_an_etcd_client_removed_has_no_vote_and_gets_none_again() {
+    fn member_removed_by_an_etcd_client_loses_its_vote_for_good() {
         let mut now = Situation {
             voters: set(&[1, 2, 3]),
             nodes: set(&[1, 2, 3]),
@@ -163,25 +163,25 @@ mod tests {
             leader: 1,
             ..Situation::default()
         };
-        assert_eq!(plan(&now), Some(Change::HandOver(2)), "a leader hands over first");
+        assert_eq!(plan(&now), Some(Change::HandOver(2)), "the leader transfers its leadership first");
         now.leader = 2;
         assert_eq!(plan(&now), Some(Change::Voters(set(&[2]))));
         now.voters = set(&[2]);
         now.learners = [(1, true), (3, true)].into();
-        assert_eq!(plan(&now), None, "it stays without a vote while its node is emptied");
+        assert_eq!(plan(&now), None, "it stays a learner while its node is drained");
         now.learners.insert(4, true);
         now.nodes.insert(4);
         now.count = 3;
-        assert_eq!(plan(&now), Some(Change::Voters(set(&[2, 3, 4]))), "others get the vote");
+        assert_eq!(plan(&now), Some(Change::Voters(set(&[2, 3, 4]))), "other learners become voters");
         now.leaving = set(&[]);
         now.gone = set(&[1]);
-        assert_eq!(plan(&now), Some(Change::Forget(1)), "until the node is empty");
+        assert_eq!(plan(&now), Some(Change::Forget(1)), "removed once its node is drained");
     }
 
     #[test]
-    fn a_change_that_was_begun_is_finished_first() {
-        // One voter was to become three, and the leader died between the two steps: all three are told as voters, so
-        // it looks as if there were nothing to do.
+    fn unfinished_membership_change_is_completed_first() {
+        // One voter was to become three, and the leader failed in the joint configuration: it reports all three as
+        // voters, as if the change were complete.
         let mut now = Situation {
             voters: set(&[1, 2, 3]),
             unfinished: Some(set(&[1, 2, 3])),
@@ -191,7 +191,7 @@ mod tests {
             ..Situation::default()
         };
         assert_eq!(plan(&now), Some(Change::Voters(set(&[1, 2, 3]))));
-        // The same with 1, 2, 3 on the way to 1, 2, 4; it comes before another node's turn.
+        // The same for 1, 2, 3 to 1, 2, 4; it comes before the admission of another node.
         now.voters = set(&[1, 2, 3, 4]);
         now.unfinished = Some(set(&[1, 2, 4]));
         now.nodes = set(&[1, 2, 4, 5]);
@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn an_even_number_is_never_chosen() {
+    fn number_of_voters_is_always_odd() {
         for count in 1..20 {
             assert_eq!(wanted(count) % 2, 1, "{count}");
             assert!(wanted(count) <= count.max(1));

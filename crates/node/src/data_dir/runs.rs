@@ -1,12 +1,11 @@
-//! The runs of this folder and of the other voters: what tells a current folder from an older copy of it.
+//! Confirmed runs of the other voters, for rollback detection, and the setting aside of a rolled-back data directory.
 //!
-//! Every start of a folder is a *run*: a number that only grows, and a random nonce, both in `node.json` before anything
-//! is done in their name. The other voters write the newest run of each voter into their own folders (`runs.json`), so
-//! a folder that was put back from an older copy cannot claim a run that is greater than the recorded one.
+//! Every start of a data directory is a *run*: a growing number and a random nonce, recorded in `node.json` before they
+//! have any effect. The other voters record the newest run of each voter in their own data directories (`runs.json`),
+//! so a data directory that was restored from an older copy cannot claim a run that is higher than the recorded one.
 //!
-//! A folder that was shown to be rolled back is *set aside*: a mark in `node.json` first, then, at the next start, all of
-//! its content is moved into a folder beside, and the node asks for a place as one that lost its folder. Nothing is
-//! deleted.
+//! A rolled-back data directory is *set aside*: first `node.json` is marked; at the next start its content is moved
+//! into a subdirectory, and the node requests admission like one that lost its data directory. Nothing is deleted.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -21,31 +20,31 @@ use crate::exit::{Failure, Outcome};
 use crate::journals::LOST_DIRECTORY;
 
 const RUNS: &str = "runs.json";
-/// What the names of folders begin with that hold what was set aside.
+/// Name prefix of the subdirectories that hold content set aside.
 const ASIDE: &str = "rolled-back-";
 
-/// The newest run of a voter that this folder has confirmed.
+/// The newest confirmed run of a voter.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct KnownRun {
-    /// Its number.
+    /// Run number.
     pub(crate) run: u64,
-    /// Tells it apart from another start with the same number.
+    /// Nonce of the run.
     pub(crate) nonce: String,
-    /// Where it was reached.
+    /// Peer address of the run.
     pub(crate) peer: String,
-    /// The last Raft entry that it had committed and on stable storage, as it said last.
+    /// Index of the last Raft entry that was committed and on stable storage there, as last claimed.
     #[serde(default)]
     pub(crate) index: u64,
 }
 
 impl KnownRun {
-    /// Whether a claim of `other` was made by a folder that does not know of this run.
+    /// True if `other` is a lower run, or the same run number with another nonce: a claim of an older copy.
     pub(crate) fn outdates(&self, other: &Self) -> bool {
         other.run < self.run || (other.run == self.run && other.nonce != self.nonce)
     }
 }
 
-/// What is known of the runs of other voters, by voter id.
+/// Confirmed runs, by voter id.
 pub(super) type Runs = BTreeMap<u64, KnownRun>;
 
 pub(super) fn read(path: &Path) -> Outcome<Runs> {
@@ -59,11 +58,12 @@ pub(super) fn read(path: &Path) -> Outcome<Runs> {
     }
 }
 
-/// A run that reads differently than it was written makes a healthy voter look rolled back, or hides a rollback.
+/// Decodes `runs.json` and verifies its checksum: a corrupted run would make a current voter look rolled back, or hide
+/// a rollback.
 fn decode(bytes: &[u8]) -> Result<Runs, String> {
     let mut value: Value = serde_json::from_slice(bytes).map_err(|error| error.to_string())?;
     let known = value.as_object_mut().and_then(|fields| fields.remove(CHECKSUM));
-    // A file from before there were checksums has none. A key that was one and is damaged is no voter, and refused below.
+    // A file from before checksums has none. A damaged checksum key is not a voter id, and rejected below.
     if known.is_some_and(|known| known != checksum(&value)) {
         return Err("checksum mismatch".to_owned());
     }
@@ -85,14 +85,14 @@ pub(super) fn write(path: &Path, runs: &Runs) -> Outcome {
         .map_err(|error| Failure::error(format!("cannot write {RUNS} in {}: {error}", path.display())))
 }
 
-/// The folder was rolled back, and the next start sets its content aside.
+/// Mark of a rolled-back or damaged data directory, whose content the next start sets aside.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Aside {
-    /// Where the content goes.
+    /// Target subdirectory.
     pub(crate) folder: String,
-    /// What showed that it was rolled back.
+    /// The evidence of the rollback or damage.
     pub(crate) why: String,
-    /// Where other nodes were reached.
+    /// Peer addresses of the other nodes.
     pub(crate) peers: Vec<String>,
 }
 
@@ -102,21 +102,21 @@ impl Aside {
     }
 }
 
-/// The folder that this one stands in for: the same node's, which was rolled back.
+/// The rolled-back or damaged data directory of the same node that this one replaces.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Replaces {
-    /// Its id.
+    /// Directory id.
     pub(crate) directory_id: String,
-    /// The secret of its cluster.
+    /// Secret of its cluster.
     pub(crate) secret: String,
-    /// What showed that it was rolled back.
+    /// The evidence of the rollback or damage.
     pub(crate) why: String,
-    /// Where other nodes were reached.
+    /// Peer addresses of the other nodes.
     pub(crate) peers: Vec<String>,
 }
 
-/// Moves the content of a rolled-back folder aside and answers the identity of the empty one that is left. A start that is
-/// interrupted in between is finished by the next.
+/// Moves the content of a rolled-back data directory aside and returns the identity of the empty one that remains.
+/// After a crash in between, the next start completes it.
 pub(super) fn set_aside(path: &Path, identity: Identity, aside: Aside) -> io::Result<Identity> {
     let target = path.join(&aside.folder);
     fs::create_dir_all(&target)?;
@@ -163,7 +163,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_claim_is_outdated_unless_its_run_is_greater_or_the_same_start() {
+    fn claim_is_outdated_unless_its_run_is_higher_or_has_the_same_nonce() {
         let run = |run, nonce: &str| KnownRun { run, nonce: nonce.into(), peer: String::new(), index: 0 };
         let known = run(5, "a");
         for (claim, outdated) in
@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn no_flipped_bit_changes_what_is_known_of_a_run() {
+    fn bit_flip_in_runs_json_never_changes_a_run() {
         let run = |run, index| KnownRun { run, nonce: "a".into(), peer: "127.0.0.1:7400".into(), index };
         let runs = Runs::from([(1, run(5, 900)), (2, run(17, 1_234))]);
         let bytes = encode(&runs).unwrap();
@@ -182,7 +182,7 @@ mod tests {
         for at in 0..bytes.len() * 8 {
             let mut flipped = bytes.clone();
             flipped[at / 8] ^= 1 << (at % 8);
-            // A bit of white space says nothing.
+            // A flip in white space may change nothing.
             assert!(
                 decode(&flipped).is_ok_and(|known| known == runs) || decode(&flipped).is_err(),
                 "bit {at}"

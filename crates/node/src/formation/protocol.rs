@@ -1,9 +1,9 @@
-//! What nodes say to each other about being in a cluster: questions and answers, as JSON over the peer port.
+//! Formation protocol: requests and responses between nodes, as JSON over the peer port.
 //!
-//! Any node may be asked by any other, member or not, so a card holds no secret, and a question changes something only
-//! where the answer says so ([`Question::Join`], [`Question::Announce`]). The latter is taken from members only, over a
-//! connection on which they proved who they are. Unknown fields are passed over: nodes of
-//! neighbouring versions understand each other.
+//! Any process can send a request, member or not, so a node card holds no secret, and only [`FormationRequest::Join`],
+//! [`FormationRequest::Claim`] and [`FormationRequest::Announce`] change state. The last two are accepted only from the
+//! member itself, over an authenticated connection. Unknown fields are ignored, for compatibility between neighbouring
+//! versions.
 
 use std::time::Duration;
 
@@ -14,89 +14,89 @@ use sha2::{Digest as _, Sha256};
 
 use crate::data_dir::{Admission, Founder, Identity};
 
-/// What a node says of itself.
+/// Node card: the public description of a node.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub(crate) struct Card {
-    /// The stable node number.
+    /// Node id.
     pub(crate) node_id: i32,
-    /// Its data folder.
+    /// Directory id of its data directory.
     pub(crate) directory_id: String,
-    /// The life of that folder.
+    /// Incarnation of its data directory.
     pub(crate) incarnation: u64,
-    /// Its cluster; empty when it is in none.
+    /// Cluster id; empty before it is in a cluster.
     pub(crate) cluster_id: String,
-    /// Its Raft voter; 0 when it has none.
+    /// Voter id; 0 before it has one.
     pub(crate) voter: u64,
-    /// How far it is on its way into a cluster.
+    /// Its formation state.
     pub(crate) admission: Admission,
-    /// Who founded its cluster or, while it is in none, the founders it has seen so far.
+    /// Founders of its cluster or, before it is in a cluster, the founders that it has seen so far.
     pub(crate) founders: Vec<Founder>,
-    /// The node ids of its `--initial-cluster`.
+    /// Node ids of its `--initial-cluster`.
     pub(crate) listed: Vec<i32>,
-    /// Where other nodes reach it.
+    /// Advertised peer address.
     pub(crate) peer: String,
-    /// Its failure domain.
+    /// Failure domain.
     pub(crate) zone: String,
-    /// The Moim it runs.
+    /// Moim version.
     pub(crate) version: String,
-    /// The newest cluster format it can take part in.
+    /// Newest feature level that it supports.
     pub(crate) feature_level: u32,
-    /// Its part of the secret of a cluster to be founded; empty once it is in one.
+    /// Its share of the secret of a cluster to be founded; empty once it is in a cluster.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub(crate) nonce: String,
-    /// The run of its folder.
+    /// Run number of its data directory.
     pub(crate) run: u64,
-    /// Tells the run apart from that of a copy of the folder.
+    /// Nonce of the run; a copy of the data directory has another one.
     pub(crate) run_nonce: String,
 }
 
-/// A folder's claim to be the newest state of its voter.
+/// Claim that a data directory is the newest state of its voter.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Claim {
-    /// The stable node number.
+    /// Node id.
     pub(crate) node_id: i32,
-    /// Its Raft voter.
+    /// Voter id.
     pub(crate) voter: u64,
-    /// Its data folder.
+    /// Directory id.
     pub(crate) directory_id: String,
-    /// The run.
+    /// Run number.
     pub(crate) run: u64,
-    /// Tells the run apart from that of a copy of the folder.
+    /// Nonce of the run; a copy of the data directory has another one.
     pub(crate) nonce: String,
-    /// Where it is reached.
+    /// Peer address.
     pub(crate) peer: String,
-    /// The last entry of its Raft log.
+    /// Index of the last entry of its Raft log.
     pub(crate) last_index: u64,
-    /// The last one that is committed and on stable storage there.
+    /// Index of the last entry that is committed and on stable storage there.
     pub(crate) settled: u64,
-    /// An operator accepted that the folder is an older copy.
+    /// True if an operator accepted that the data directory is an older copy.
     #[serde(default)]
     pub(crate) forced: bool,
 }
 
-/// A voter and where it is reached.
+/// A voter and its peer address.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Reached {
-    /// The voter.
+pub(crate) struct VoterAddress {
+    /// Voter id.
     pub(crate) voter: u64,
-    /// Where.
+    /// Peer address.
     pub(crate) address: String,
 }
 
-/// Asks for the place of a folder of the same node that was rolled back.
+/// Request to replace the rolled-back or damaged data directory of the same node.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Replacement {
-    /// That folder.
+    /// Directory id of that data directory.
     pub(crate) directory_id: String,
-    /// What showed that it was rolled back.
+    /// The evidence of the rollback or damage.
     pub(crate) why: String,
-    /// A digest that only a member of the cluster can make.
+    /// Digest that proves knowledge of the cluster secret.
     pub(crate) proof: String,
 }
 
 impl Replacement {
-    /// The digest for these two folders.
+    /// The digest for these two directory ids.
     pub(crate) fn proof_of(secret: &str, old: &str, new: &str) -> String {
         let text = format!("moim replace\n{secret}\n{old}\n{new}");
         let digest = Sha256::digest(text.as_bytes());
@@ -105,7 +105,7 @@ impl Replacement {
 }
 
 impl Card {
-    /// The card of this folder, with the rest as it was.
+    /// This card with the fields of `identity`.
     pub(crate) fn with_identity(self, identity: &Identity) -> Self {
         Self {
             node_id: identity.node_id,
@@ -137,140 +137,144 @@ fn without_nonce(founder: &Founder) -> Founder {
     Founder { nonce: String::new(), ..founder.clone() }
 }
 
-/// What a node asks another.
+/// A request between nodes.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(tag = "ask", rename_all = "snake_case")]
-pub(crate) enum Question {
-    /// Who are you?
+pub(crate) enum FormationRequest {
+    /// Requests the node card.
     Greet,
-    /// Let me in. `fresh` asks for a place nobody had (`--join`); without it only the place of a replaced node is
-    /// meant.
+    /// Requests admission. With `fresh` (`--join`) a new node id is admitted; without it only the replacement of a
+    /// node.
     Join {
-        /// Who asks.
+        /// Card of the joining node.
         me: Card,
-        /// Whether a new place is asked for.
+        /// True if a new node id may be admitted.
         fresh: bool,
-        /// The rolled-back folder whose place is asked for.
+        /// The rolled-back or damaged data directory to replace.
         #[serde(default)]
         replaces: Option<Replacement>,
     },
-    /// My folder is the newest state of this voter: confirm it. Taken from that voter only.
+    /// Requests confirmation of a run. Accepted from the claiming voter only.
     Claim {
         /// The claim.
         claim: Claim,
     },
-    /// I am one of your founders, was away when the others agreed, and have not heard the secret. The card shows my part
-    /// of it.
+    /// Requests the cluster secret, for a founder that was down when the other founders agreed. The card holds its
+    /// share.
     Secret {
-        /// Who asks.
+        /// Card of the founder.
         me: Card,
     },
-    /// The commit log of this node's data directory is damaged: can the cluster do without its content?
+    /// Asks whether the other nodes have all data of a data directory whose commit log is damaged.
     Redundant {
-        /// The cluster of the directory.
+        /// Cluster id of the data directory.
         cluster_id: String,
-        /// The node.
+        /// Node id.
         node_id: i32,
-        /// The directory.
+        /// Directory id.
         directory_id: String,
     },
-    /// I am back, and this is where I am reached now.
+    /// Announces a restarted member and its current peer address.
     Announce {
-        /// Who asks.
+        /// Card of the member.
         me: Card,
     },
 }
 
-/// What the other says.
+/// A response to a [`FormationRequest`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "answer", rename_all = "snake_case")]
-pub(crate) enum Answer {
-    /// This is me.
+pub(crate) enum FormationResponse {
+    /// The node card.
     Card {
-        /// Who answers.
+        /// Card of the responding node.
         card: Card,
     },
-    /// You are in.
+    /// The node is admitted.
     Admitted {
-        /// The cluster.
+        /// Cluster id.
         cluster_id: String,
-        /// The voter this folder is from now on.
+        /// Voter id of the data directory.
         voter: u64,
-        /// The life of this folder.
+        /// Incarnation of the data directory.
         incarnation: u64,
-        /// The secret of the cluster.
+        /// Cluster secret.
         #[serde(default)]
         secret: String,
     },
-    /// This is the secret.
+    /// The cluster secret.
     Secret {
-        /// The secret of the cluster.
+        /// Cluster secret.
         secret: String,
-        /// The founders with their parts of it, so that each of them can tell the others.
+        /// The founders with their shares of the secret, so that each of them can answer [`FormationRequest::Secret`].
         founders: Vec<Founder>,
     },
-    /// The run is written down here.
+    /// The run is confirmed, and recorded on stable storage.
     Confirmed {
-        /// Who votes, as this node knows.
-        voters: Vec<Reached>,
-        /// The last entry of its log.
+        /// Voters, as far as the responding node knows.
+        voters: Vec<VoterAddress>,
+        /// Index of the last entry of its Raft log.
         index: u64,
     },
-    /// The folder was put back from an older copy.
+    /// The data directory was restored from an older copy.
     RolledBack {
-        /// What shows it.
+        /// The evidence.
         why: String,
-        /// Whether a quorum works without it.
+        /// True if the other nodes have a quorum without it.
         quorum: bool,
     },
-    /// An earlier run may still be alive elsewhere. Asking again is right.
+    /// An earlier run may still be alive at another address. Retryable.
     Leased {
-        /// Which.
+        /// The lease that has not expired.
         why: String,
     },
-    /// The other nodes have everything that the data directory had.
+    /// The other nodes have all data of the data directory.
     Redundant,
-    /// You are known, and I know where you are.
+    /// The member and its address are recorded.
     Known,
-    /// Not without an operator's word. Asking again is right.
+    /// Not admitted without an operator action. Retryable.
     NotAdmitted {
-        /// What the operator has to do.
+        /// The required operator action.
         why: String,
     },
-    /// Never: what you are or have does not fit into this cluster.
+    /// Rejected for good: the node or its data directory does not belong to this cluster.
     Conflict {
-        /// Why.
+        /// The reason.
         why: String,
     },
-    /// Not now. Asking again is right.
+    /// Temporarily unavailable. Retryable.
     Later {
-        /// Why.
+        /// The reason.
         why: String,
     },
 }
 
-/// Asks whoever listens at `address`. The error is for people.
-pub(crate) async fn ask(address: &str, question: &Question, timeout: Duration) -> Result<Answer, String> {
-    let question = serde_json::to_vec(question).map_err(|error| error.to_string())?;
-    let answer = visit(address, question.into(), timeout).await.map_err(|error| error.to_string())?;
-    serde_json::from_slice(&answer)
-        .map_err(|error| format!("{address}: an answer that makes no sense: {error}"))
+/// Sends a request to the node at `address`, over an unauthenticated connection.
+pub(crate) async fn send_request(
+    address: &str,
+    request: &FormationRequest,
+    timeout: Duration,
+) -> Result<FormationResponse, String> {
+    let request = serde_json::to_vec(request).map_err(|error| error.to_string())?;
+    let response = visit(address, request.into(), timeout).await.map_err(|error| error.to_string())?;
+    serde_json::from_slice(&response)
+        .map_err(|error| format!("undecodable formation response from {address}: {error}"))
 }
 
-/// Asks who somebody is.
-pub(crate) async fn greet(address: &str, timeout: Duration) -> Result<Card, String> {
-    match ask(address, &Question::Greet, timeout).await? {
-        Answer::Card { card } => Ok(card),
-        other => Err(format!("{address}: an answer that makes no sense: {other:?}")),
+/// Fetches the card of the node at `address`.
+pub(crate) async fn fetch_card(address: &str, timeout: Duration) -> Result<Card, String> {
+    match send_request(address, &FormationRequest::Greet, timeout).await? {
+        FormationResponse::Card { card } => Ok(card),
+        other => Err(format!("unexpected formation response from {address}: {other:?}")),
     }
 }
 
-/// Reads a question. The error is for whoever asked.
-pub(crate) fn read_question(bytes: &Bytes) -> Result<Question, String> {
-    serde_json::from_slice(bytes).map_err(|error| format!("not a question: {error}"))
+/// Decodes a request. The error is returned to the sender.
+pub(crate) fn decode_request(bytes: &Bytes) -> Result<FormationRequest, String> {
+    serde_json::from_slice(bytes).map_err(|error| format!("undecodable formation request: {error}"))
 }
 
-/// An answer as bytes.
-pub(crate) fn write_answer(answer: &Answer) -> Bytes {
-    serde_json::to_vec(answer).expect("plain fields can be written down").into()
+/// Encodes a response.
+pub(crate) fn encode_response(response: &FormationResponse) -> Bytes {
+    serde_json::to_vec(response).expect("plain fields serialize").into()
 }

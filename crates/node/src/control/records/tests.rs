@@ -1,8 +1,8 @@
-//! A cluster's nodes from founding to the last one, on a repository in memory.
+//! Node records from founding to removal, on the in-memory repository.
 
 use moim_base::SystemClock;
-use moim_cluster::MemoryRepository;
-use moim_cluster::nodes::nodes;
+use moim_state::MemoryRepository;
+use moim_state::nodes::nodes;
 
 use super::*;
 
@@ -38,12 +38,12 @@ async fn gone(repository: &dyn StateRepository) -> Vec<u64> {
 }
 
 #[test]
-fn a_cluster_is_founded_once() {
+fn founding_records_are_written_once() {
     block_on(async {
         let repository = repository();
         let founders = [founder(1), founder(2), founder(7)];
         for _ in 0..2 {
-            found(&repository, &founders).await.unwrap();
+            found_cluster(&repository, &founders).await.unwrap();
         }
         assert_eq!(voters(&repository).await, [(1, 1), (2, 2), (7, 3)]);
         let next = repository.get(NEXT_VOTER).await.unwrap().unwrap();
@@ -54,10 +54,10 @@ fn a_cluster_is_founded_once() {
 }
 
 #[test]
-fn a_node_speaks_for_the_folder_the_cluster_admitted_and_no_other() {
+fn publish_is_rejected_for_another_data_directory_or_an_unknown_node() {
     block_on(async {
         let repository = repository();
-        found(&repository, &[founder(1)]).await.unwrap();
+        found_cluster(&repository, &[founder(1)]).await.unwrap();
         let mine = NodeRecord {
             node_id: 1,
             voter: 1,
@@ -68,20 +68,20 @@ fn a_node_speaks_for_the_folder_the_cluster_admitted_and_no_other() {
         publish(&repository, &mine).await.unwrap();
         assert_eq!(get(&repository, 1).await.unwrap().unwrap().1, mine);
         let other = NodeRecord { directory_id: "d9".into(), ..mine.clone() };
-        assert!(matches!(publish(&repository, &other).await, Err(RecordError::OtherFolder(1))));
-        let nobody = NodeRecord { node_id: 4, ..mine };
-        assert!(matches!(publish(&repository, &nobody).await, Err(RecordError::NoSuchNode(4))));
+        assert!(matches!(publish(&repository, &other).await, Err(RecordError::OtherDirectory(1))));
+        let unknown = NodeRecord { node_id: 4, ..mine };
+        assert!(matches!(publish(&repository, &unknown).await, Err(RecordError::NoSuchNode(4))));
     });
 }
 
 #[test]
-fn voter_ids_are_given_out_once() {
+fn voter_ids_are_never_reused() {
     block_on(async {
         let repository = repository();
-        found(&repository, &[founder(1)]).await.unwrap();
+        found_cluster(&repository, &[founder(1)]).await.unwrap();
         assert_eq!(admit(&repository, &card(2, "d2"), None).await.unwrap().voter, 2);
-        // The place is taken now.
-        assert!(matches!(admit(&repository, &card(2, "d3"), None).await, Err(RecordError::Raced)));
+        // The node id is in use now.
+        assert!(matches!(admit(&repository, &card(2, "d3"), None).await, Err(RecordError::Conflict)));
 
         replace(&repository, 2).await.unwrap();
         replace(&repository, 2).await.unwrap();
@@ -89,22 +89,22 @@ fn voter_ids_are_given_out_once() {
         assert_eq!(gone(&repository).await, [2]);
         let known = get(&repository, 2).await.unwrap();
         let again = admit(&repository, &card(2, "d4"), known).await.unwrap();
-        assert_eq!((again.voter, again.incarnation), (3, 6), "a new voter, a later life");
+        assert_eq!((again.voter, again.incarnation), (3, 6), "a new voter id, a higher incarnation");
 
         remove(&repository, 2).await.unwrap();
         assert_eq!(voters(&repository).await, [(1, 1)]);
         assert_eq!(gone(&repository).await, [2, 3]);
         assert_eq!(admit(&repository, &card(3, "d5"), None).await.unwrap().voter, 4);
-        bury(&repository, 2).await.unwrap();
+        delete_gone_voter(&repository, 2).await.unwrap();
         assert_eq!(gone(&repository).await, [3]);
     });
 }
 
 #[test]
-fn the_last_node_stays() {
+fn last_node_cannot_be_removed() {
     block_on(async {
         let repository = repository();
-        found(&repository, &[founder(1)]).await.unwrap();
+        found_cluster(&repository, &[founder(1)]).await.unwrap();
         assert!(matches!(remove(&repository, 1).await, Err(RecordError::LastNode(1))));
         assert!(matches!(remove(&repository, 2).await, Err(RecordError::NoSuchNode(2))));
         assert!(matches!(replace(&repository, 2).await, Err(RecordError::NoSuchNode(2))));
@@ -112,11 +112,11 @@ fn the_last_node_stays() {
 }
 
 #[test]
-fn the_level_rises_from_what_it_was() {
+fn feature_level_is_raised_by_compare_and_swap() {
     block_on(async {
         let repository = repository();
-        found(&repository, &[founder(1)]).await.unwrap();
-        assert!(matches!(raise_level(&repository, 7, 8).await, Err(RecordError::Raced)));
+        found_cluster(&repository, &[founder(1)]).await.unwrap();
+        assert!(matches!(raise_level(&repository, 7, 8).await, Err(RecordError::Conflict)));
         raise_level(&repository, SUPPORTED_LEVEL, 2).await.unwrap();
         let level = repository.get(FEATURE_LEVEL).await.unwrap().unwrap();
         assert_eq!(feature_level(&level.value).unwrap(), 2);
