@@ -8,6 +8,7 @@ pub mod clock;
 pub mod ids;
 pub mod memory;
 pub mod metrics;
+pub mod require;
 pub mod rest;
 pub mod socket;
 pub mod task;

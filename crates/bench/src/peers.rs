@@ -153,9 +153,9 @@ fn moim(binary: &Path, data: &Path, args: &[String]) -> Result<Server> {
         data: data.to_owned(),
         keep_data: false,
     };
-    let told = receiver.recv_timeout(READY_WITHIN).ok().flatten();
+    let ready = receiver.recv_timeout(READY_WITHIN).ok().flatten();
     let (line, at) =
-        told.with_context(|| format!("no ready line; see {}", data.with_extension("log").display()))?;
+        ready.with_context(|| format!("no ready line; see {}", data.with_extension("log").display()))?;
     server.redis = address(&line, "redis=");
     server.addr = address(&line, "kafka=").with_context(|| format!("no kafka address in {line:?}"))?;
     server.ready_after = at - started;

@@ -273,7 +273,7 @@ impl Bench<'_> {
                 "messages between two commits of an aggregator",
                 &[100, 500, 2_000, 5_000, 20_000],
             ),
-            ("window", "--window", "messages of a client under way", &[16, 64, 256, 1_024, 4_096]),
+            ("window", "--window", "messages of a client in flight", &[16, 64, 256, 1_024, 4_096]),
             ("instances", "--instances", "counters, and as many aggregators", &[1, 2, 3, 5, 10]),
         ];
         self.progress_line("metric 26: curves");

@@ -94,8 +94,11 @@ fn is_fresh(binary: &Path) -> bool {
         "replica",
         "queue",
         "slots",
+        "slot-client",
+        "kafka-client",
         "pipeline",
         "node",
+        "cli",
     ];
     let mut parts = parts.iter().filter(|part| crates.join(part).is_dir());
     parts.all(|part| newest(&crates.join(part)).is_some_and(|changed| changed <= built))

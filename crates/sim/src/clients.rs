@@ -1,7 +1,7 @@
-//! Who uses the cluster: clients that run on their own machine and ask a random node each time.
+//! Clients of the coordination core: they run on their own host and send each request to a random node.
 //!
-//! A client's patience is shorter than the cluster's: when it ends, or the node dies, the outcome of what it asked is
-//! unknown. What the core calls an error other than a timeout is taken at its word: it did not happen.
+//! The timeout of a client is shorter than the cluster's: when it expires, or the node crashes, the outcome of the
+//! request is unknown. An error of the core other than a timeout means that the request had no effect.
 
 mod keys;
 mod leases;
@@ -22,21 +22,21 @@ pub(crate) use self::watches::Watched;
 use crate::cluster::Shared;
 use crate::world::{Task, World};
 
-/// What clients have in common.
-pub(crate) struct Crowd {
+/// State shared by all clients.
+pub(crate) struct ClientPool {
     pub(crate) shared: Arc<Shared>,
     pub(crate) keys: Recorder,
     pub(crate) locks: Locks,
     pub(crate) watched: Watched,
-    /// How many operations were answered.
+    /// Operations with a known outcome.
     pub(crate) answered: AtomicU64,
-    /// How many leases and locks were had.
+    /// Leases granted, those of locks included.
     pub(crate) leases: AtomicU64,
     stop: AtomicBool,
     next: AtomicU64,
 }
 
-impl Crowd {
+impl ClientPool {
     pub(crate) fn new(shared: Arc<Shared>) -> Arc<Self> {
         Arc::new(Self {
             shared,
@@ -50,7 +50,7 @@ impl Crowd {
         })
     }
 
-    /// Starts everybody on a machine of their own.
+    /// Starts all clients on `host`.
     pub(crate) fn start(self: &Arc<Self>, world: &mut World, host: usize, keys: u64) -> Vec<Task<()>> {
         let mut tasks = Vec::new();
         let machine = world.host(host);
@@ -69,7 +69,7 @@ impl Crowd {
         tasks
     }
 
-    /// Tells everybody to end what they do.
+    /// Stops all clients but the watchers.
     pub(crate) fn stop(&self) {
         self.stop.store(true, Ordering::Relaxed);
     }
@@ -78,13 +78,13 @@ impl Crowd {
         self.stop.load(Ordering::Relaxed)
     }
 
-    /// A number that nobody had before.
+    /// A number that is unique in this run.
     fn unique(&self) -> u64 {
         self.next.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// Asks a random node; `None` when no answer came in time.
-    async fn ask<T, F>(&self, patience: Duration, work: impl FnOnce(Coordinator) -> F) -> Option<T>
+    /// Sends a request to a random node; `None` without a reply in time.
+    async fn request<T, F>(&self, timeout: Duration, work: impl FnOnce(Coordinator) -> F) -> Option<T>
     where
         T: Send + 'static,
         F: Future<Output = T> + Send + 'static,
@@ -93,31 +93,31 @@ impl Crowd {
             tokio::time::sleep(Duration::from_millis(50)).await;
             return None;
         };
-        let (_line, hung_up) = self.shared.connect(&node);
-        let (answer, answered) = oneshot::channel();
+        let (_connection, disconnected) = self.shared.connect(&node);
+        let (sender, reply) = oneshot::channel();
         let work = work(node.coordinator);
         node.handle.spawn(async move {
-            let _ = answer.send(work.await);
+            let _ = sender.send(work.await);
         });
         tokio::select! {
             biased;
-            answered = answered => answered.ok(),
-            _ = hung_up => None,
-            () = tokio::time::sleep(patience) => None,
+            reply = reply => reply.ok(),
+            _ = disconnected => None,
+            () = tokio::time::sleep(timeout) => None,
         }
     }
 }
 
-/// How long a client waits for an answer.
-fn patience() -> Duration {
+/// Random request timeout of a client.
+fn request_timeout() -> Duration {
     Duration::from_millis(fastrand::u64(400..3_500))
 }
 
-async fn nap(ms: std::ops::Range<u64>) {
+async fn random_sleep(ms: std::ops::Range<u64>) {
     tokio::time::sleep(Duration::from_millis(fastrand::u64(ms))).await;
 }
 
-/// Whether an error leaves open what happened.
+/// True if the outcome of a request with this error is unknown.
 fn is_unknown(error: &CoordError) -> bool {
     error.is_unknown()
 }

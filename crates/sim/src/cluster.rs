@@ -1,4 +1,5 @@
-//! Coordination nodes on machines, and what must hold among them whatever happens.
+//! Coordination nodes on simulated hosts, and their invariants: one leader per term, no panic, every node opens its
+//! disk.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -14,26 +15,26 @@ use crate::world::{Process, Task, Trace, World};
 
 const GROUP: GroupId = GroupId(1);
 const CLUSTER: u64 = 0x51;
-/// The durable sink's name for the group's journals.
+/// Tag of the group's journals in the durable sink.
 const TAG: u64 = 2;
 
-/// A node that can be asked.
+/// A running node.
 #[derive(Clone)]
 pub(crate) struct Node {
     pub(crate) host: usize,
     pub(crate) coordinator: Coordinator,
-    /// Where its code runs.
+    /// Runtime of its process.
     pub(crate) handle: Handle,
 }
 
-/// What the world, the clients and the nodes know together.
+/// State shared by the world, the clients and the nodes.
 pub(crate) struct Shared {
     pub(crate) trace: Trace,
     nodes: Mutex<BTreeMap<usize, Node>>,
-    /// Who waits for a node, by the order in which they came: told when it dies.
-    lines: Mutex<BTreeMap<u64, (usize, oneshot::Sender<()>)>>,
-    next_line: AtomicU64,
-    /// Who led each term, as anybody heard.
+    /// Client connections in order of their creation, with the host; closed when the node crashes.
+    connections: Mutex<BTreeMap<u64, (usize, oneshot::Sender<()>)>>,
+    next_connection: AtomicU64,
+    /// Leader of each term, as any node reported it.
     leaders: Mutex<BTreeMap<u64, VoterId>>,
     violations: Mutex<Vec<String>>,
 }
@@ -47,29 +48,29 @@ impl Shared {
         Arc::new(Self {
             trace,
             nodes: Mutex::default(),
-            lines: Mutex::default(),
-            next_line: AtomicU64::new(0),
+            connections: Mutex::default(),
+            next_connection: AtomicU64::new(0),
             leaders: Mutex::default(),
             violations: Mutex::default(),
         })
     }
 
-    /// Something happened that must not.
-    pub(crate) fn violation(&self, what: String) {
-        self.trace.note(format_args!("VIOLATION {what}"));
-        locked(&self.violations).push(what);
+    /// Records a violated invariant.
+    pub(crate) fn violation(&self, violation: String) {
+        self.trace.record(format_args!("VIOLATION {violation}"));
+        locked(&self.violations).push(violation);
     }
 
     pub(crate) fn first_violation(&self) -> Option<String> {
         locked(&self.violations).first().cloned()
     }
 
-    /// The nodes that can be asked, by number.
+    /// The running nodes, by host.
     pub(crate) fn nodes(&self) -> Vec<(usize, Node)> {
         locked(&self.nodes).iter().map(|(number, node)| (*number, node.clone())).collect()
     }
 
-    /// Any node that can be asked.
+    /// A random running node.
     pub(crate) fn any_node(&self) -> Option<Node> {
         let nodes = locked(&self.nodes);
         if nodes.is_empty() {
@@ -78,54 +79,54 @@ impl Shared {
         nodes.values().nth(fastrand::usize(..nodes.len())).cloned()
     }
 
-    /// A client's connection to a node: the receiver ends when the node dies, the line when it is dropped.
+    /// Opens a client connection to a node: the receiver completes when the node crashes.
     ///
-    /// A dying runtime drops its tasks in an order that hangs on every task the process ever had. Those who wait for
-    /// them would be woken in that order, so they are told here first.
-    pub(crate) fn connect(self: &Arc<Self>, node: &Node) -> (Line, oneshot::Receiver<()>) {
-        let number = self.next_line.fetch_add(1, Ordering::Relaxed);
-        let (hang_up, hung_up) = oneshot::channel();
-        locked(&self.lines).insert(number, (node.host, hang_up));
-        (Line { shared: Arc::clone(self), number }, hung_up)
+    /// A runtime that is dropped drops its tasks in an order that depends on every task the process ever had. Clients
+    /// that wait for these tasks would be woken in that order, so they are disconnected here first, in a fixed order.
+    pub(crate) fn connect(self: &Arc<Self>, node: &Node) -> (ClientConnection, oneshot::Receiver<()>) {
+        let number = self.next_connection.fetch_add(1, Ordering::Relaxed);
+        let (disconnect, disconnected) = oneshot::channel();
+        locked(&self.connections).insert(number, (node.host, disconnect));
+        (ClientConnection { shared: Arc::clone(self), number }, disconnected)
     }
 
-    fn on_death(&self, host: usize) {
+    fn on_crash(&self, host: usize) {
         locked(&self.nodes).remove(&host);
-        let dead: Vec<_> = locked(&self.lines).extract_if(.., |_, (of, _)| *of == host).collect();
-        drop(dead);
+        let closed: Vec<_> = locked(&self.connections).extract_if(.., |_, (of, _)| *of == host).collect();
+        drop(closed);
     }
 
-    fn led(&self, by: usize, term: u64, leader: VoterId) {
-        self.trace.note(format_args!("host {by} hears that {leader} leads term {term}"));
+    fn on_leader(&self, observer: usize, term: u64, leader: VoterId) {
+        self.trace.record(format_args!("host {observer} sees leader {leader} of term {term}"));
         let known = *locked(&self.leaders).entry(term).or_insert(leader);
         if known != leader {
             self.violation(format!("term {term} has two leaders, {known} and {leader}"));
         }
     }
 
-    /// How many terms had a leader.
+    /// Number of terms with a leader.
     pub(crate) fn terms(&self) -> usize {
         locked(&self.leaders).len()
     }
 }
 
-/// See [`Shared::connect`].
-pub(crate) struct Line {
+/// A client connection; see [`Shared::connect`].
+pub(crate) struct ClientConnection {
     shared: Arc<Shared>,
     number: u64,
 }
 
-impl Drop for Line {
+impl Drop for ClientConnection {
     fn drop(&mut self) {
-        locked(&self.shared.lines).remove(&self.number);
+        locked(&self.shared.connections).remove(&self.number);
     }
 }
 
-/// The cluster as the world drives it.
+/// The cluster under test.
 pub(crate) struct Cluster {
     pub(crate) shared: Arc<Shared>,
     founders: usize,
-    /// Machines that have a process, or are to get one again.
+    /// Hosts with a process, or with a pending restart.
     members: Vec<usize>,
     opening: BTreeMap<usize, Task<Result<(), String>>>,
 }
@@ -135,7 +136,7 @@ pub(crate) fn voter(host: usize) -> VoterId {
 }
 
 impl Cluster {
-    /// Starts `founders` nodes on the first machines.
+    /// Founds a cluster of `founders` nodes on the first hosts.
     pub(crate) fn found(world: &mut World, founders: usize) -> Self {
         let shared = Shared::new(world.trace.clone());
         let mut cluster =
@@ -146,24 +147,24 @@ impl Cluster {
         cluster
     }
 
-    /// The machines of the cluster.
+    /// The hosts of the cluster.
     pub(crate) fn members(&self) -> &[usize] {
         &self.members
     }
 
-    /// Adds a machine; its node joins when somebody makes it a member.
+    /// Adds a host; its node joins with a membership change.
     pub(crate) fn add(&mut self, world: &mut World, host: usize) {
         self.members.push(host);
         self.start(world, host);
     }
 
-    /// Takes a machine away for ever.
+    /// Removes a host for good.
     pub(crate) fn retire(&mut self, world: &mut World, host: usize) {
         self.members.retain(|member| *member != host);
         self.crash(world, host, moim_journal::disk::Survival::Nothing);
     }
 
-    /// Starts the node of a machine on what its disk holds.
+    /// Starts the node of a host from its disk.
     pub(crate) fn start(&mut self, world: &mut World, host: usize) {
         let founders: Vec<Member> = (0..self.founders)
             .map(|number| Member { id: voter(number), address: world.host(number).address() })
@@ -177,16 +178,16 @@ impl Cluster {
         }
     }
 
-    /// Ends the process of a machine.
+    /// Crashes the process of a host.
     pub(crate) fn crash(&mut self, world: &mut World, host: usize, survival: moim_journal::disk::Survival) {
         let seed = world.random.u64(..);
-        self.shared.on_death(host);
+        self.shared.on_crash(host);
         self.opening.remove(&host);
         world.host(host).crash(survival, seed);
     }
 
-    /// Looks for nodes that could not open or panicked, though their disk is fine.
-    pub(crate) fn look(&mut self, world: &mut World) {
+    /// Reports nodes that failed to open or panicked although their disk works.
+    pub(crate) fn check_nodes(&mut self, world: &mut World) {
         for host in self.members.clone() {
             let machine = world.host(host);
             if machine.has_failed() {
@@ -201,7 +202,7 @@ impl Cluster {
         }
     }
 
-    /// Whether every node runs, has a leader and has applied as much as every other; then the state they all have.
+    /// The states of all nodes, if every node runs, has a leader and has applied the same index; otherwise `None`.
     pub(crate) fn converged(&self) -> Option<Vec<(usize, Agreement)>> {
         let nodes = self.shared.nodes();
         if nodes.len() != self.members.len() {
@@ -225,7 +226,7 @@ impl Cluster {
     }
 }
 
-/// What converged nodes must agree on.
+/// The state on which converged nodes must agree.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Agreement {
     pub(crate) applied: Option<u64>,
@@ -237,7 +238,7 @@ pub(crate) struct Agreement {
 
 fn options(host: usize) -> CoordinatorOptions {
     let mut group = GroupOptions::new(GROUP, voter(host), TAG);
-    // Snapshots are taken, sent and installed all the time.
+    // Small limits, so that snapshots are taken, sent and installed frequently.
     group.snapshot_after = 80;
     group.keep_entries = 20;
     group.proposal_timeout = Duration::from_secs(2);
@@ -267,11 +268,11 @@ async fn open(
         founded.map_err(|error| error.to_string())?;
     }
     let mut changes = coordinator.leadership();
-    let listener = Arc::clone(&shared);
+    let observer = Arc::clone(&shared);
     process.scope.spawn("sim-leadership", async move {
         while let Some(now) = changes.changed().await {
             if let Some(leader) = now.leader {
-                listener.led(number, now.term, leader);
+                observer.on_leader(number, now.term, leader);
             }
         }
     });

@@ -1,7 +1,9 @@
-//! What goes wrong: one thing after the other, and sometimes several at once, as the seed says.
+//! Fault injection for coordination nodes: crashes, power cuts, pauses, partitions, loss, slow disks, membership
+//! changes.
 //!
-//! Each fault ends by itself; [`Faults::heal`] ends all of them. Any number of machines may be down or cut off at the
-//! same time: a cluster that cannot answer must not answer wrongly either.
+//! Faults follow each other and may overlap, as the seed decides. Each fault ends after a time; [`Faults::heal`] ends
+//! all of them. Any number of hosts may be down or partitioned at the same time: a cluster without a quorum must not
+//! give wrong answers either.
 
 use std::collections::BTreeMap;
 
@@ -9,33 +11,33 @@ use moim_journal::disk::Survival;
 use moim_raft::VoterId;
 
 use crate::cluster::{Cluster, voter};
-use crate::world::{Weather, World};
+use crate::world::{LinkQuality, World};
 
 /// The faults of one run.
 pub(crate) struct Faults {
     next_ms: u64,
     restart_at: BTreeMap<usize, u64>,
     resume_at: BTreeMap<usize, u64>,
-    mend_at: Option<u64>,
-    fair_at: Option<u64>,
-    quick_at: BTreeMap<usize, u64>,
-    /// Machines that were never used.
+    heal_at: Option<u64>,
+    links_healthy_at: Option<u64>,
+    disk_healthy_at: BTreeMap<usize, u64>,
+    /// Hosts that were never members.
     spare: Vec<usize>,
-    /// Changes of members under way, and since when.
-    change: Option<Change>,
-    /// Least and most members.
+    /// The membership change in progress.
+    change: Option<MembershipChange>,
+    /// Minimum and maximum number of members.
     size: (usize, usize),
-    /// How long a disk takes when it is well.
+    /// Maximum sync duration of a healthy disk.
     disk_ms: u64,
-    /// The newest term whose leader was seen.
+    /// The newest term with an observed leader.
     term: u64,
 }
 
-struct Change {
+struct MembershipChange {
     host: usize,
     since_ms: u64,
     task: Option<crate::world::Task<bool>>,
-    what: Step,
+    step: Step,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -61,29 +63,29 @@ impl Faults {
             next_ms: 0,
             restart_at: BTreeMap::new(),
             resume_at: BTreeMap::new(),
-            mend_at: None,
-            fair_at: None,
-            quick_at: BTreeMap::new(),
+            heal_at: None,
+            links_healthy_at: None,
+            disk_healthy_at: BTreeMap::new(),
             spare,
             change: None,
             size,
         }
     }
 
-    /// Ends what is over and maybe begins something.
+    /// Ends expired faults and may start a new one.
     pub(crate) fn step(&mut self, world: &mut World, cluster: &mut Cluster) {
-        self.bury(world, cluster);
-        self.end_what_is_over(world, cluster);
-        self.change_members(world, cluster);
+        self.crash_failed_hosts(world, cluster);
+        self.end_expired_faults(world, cluster);
+        self.step_membership_change(world, cluster);
         self.maybe_disturb_election(world, cluster);
         self.maybe_depose(world, cluster);
         if world.now_ms() >= self.next_ms {
             self.next_ms = world.now_ms() + world.random.u64(100..1_400);
-            self.begin(world, cluster);
+            self.start_fault(world, cluster);
         }
     }
 
-    /// While nobody leads, votes are on their way to the disks: a good time to lose one.
+    /// During an election votes are being written to disks: a crash then may lose one.
     fn maybe_disturb_election(&mut self, world: &mut World, cluster: &mut Cluster) {
         if world.random.u32(0..25) > 0 || leader(cluster).is_some() {
             return;
@@ -97,8 +99,8 @@ impl Faults {
         }
     }
 
-    /// A leader was just elected: sometimes it is cut off at once, and those who voted for it lose power. What they
-    /// promised must hold.
+    /// After an election, sometimes partitions the new leader at once and cuts the power of its voters. Their votes
+    /// must survive.
     fn maybe_depose(&mut self, world: &mut World, cluster: &mut Cluster) {
         let Some(host) = leader(cluster) else { return };
         let nodes = cluster.shared.nodes();
@@ -113,7 +115,7 @@ impl Faults {
         if world.random.u8(0..5) > 0 {
             return;
         }
-        world.trace.note(format_args!("host {host} is deposed in term {}", self.term));
+        world.trace.record(format_args!("host {host} deposed in term {}", self.term));
         for other in cluster.members().to_vec() {
             if other != host {
                 world.network.cut(host, other);
@@ -125,11 +127,11 @@ impl Faults {
                 }
             }
         }
-        self.mend_at = Some(world.now_ms() + world.random.u64(1_000..3_500));
+        self.heal_at = Some(world.now_ms() + world.random.u64(1_000..3_500));
     }
 
-    /// A machine whose disk lost power is dead; it comes back later.
-    fn bury(&mut self, world: &mut World, cluster: &mut Cluster) {
+    /// Crashes hosts whose disk lost power; they restart later.
+    fn crash_failed_hosts(&mut self, world: &mut World, cluster: &mut Cluster) {
         for host in cluster.members().to_vec() {
             if world.host(host).has_failed() {
                 let survival = survival(world);
@@ -146,7 +148,7 @@ impl Faults {
         self.restart_at.insert(host, back);
     }
 
-    fn end_what_is_over(&mut self, world: &mut World, cluster: &mut Cluster) {
+    fn end_expired_faults(&mut self, world: &mut World, cluster: &mut Cluster) {
         let now = world.now_ms();
         let due = |at: &mut BTreeMap<usize, u64>| -> Vec<usize> {
             at.extract_if(.., |_, at| *at <= now).map(|(host, _)| host).collect()
@@ -157,19 +159,19 @@ impl Faults {
         for host in due(&mut self.resume_at) {
             world.host(host).resume();
         }
-        for host in due(&mut self.quick_at) {
+        for host in due(&mut self.disk_healthy_at) {
             world.host(host).set_disk_ms(self.disk_ms);
         }
-        if self.mend_at.take_if(|at| *at <= now).is_some() {
-            world.trace.note(format_args!("the wires are mended"));
-            world.network.mend();
+        if self.heal_at.take_if(|at| *at <= now).is_some() {
+            world.trace.record(format_args!("network healed"));
+            world.network.heal();
         }
-        if self.fair_at.take_if(|at| *at <= now).is_some() {
-            world.network.set_weather(Weather::FAIR);
+        if self.links_healthy_at.take_if(|at| *at <= now).is_some() {
+            world.network.set_quality(LinkQuality::HEALTHY);
         }
     }
 
-    fn begin(&mut self, world: &mut World, cluster: &mut Cluster) {
+    fn start_fault(&mut self, world: &mut World, cluster: &mut Cluster) {
         let members = cluster.members();
         let host = members[world.random.usize(..members.len())];
         let host = if world.random.bool() { leader(cluster).unwrap_or(host) } else { host };
@@ -183,40 +185,40 @@ impl Faults {
                 let operations = world.random.u64(1..40);
                 world.host(host).cut_power_after(operations);
             }
-            30..38 => self.crash_everybody(world, cluster),
+            30..38 => self.crash_all(world, cluster),
             38..48 if world.host(host).is_up() => {
                 world.host(host).pause();
                 let length = world.random.u64(50..2_500);
                 self.resume_at.insert(host, now + length);
             }
             48..70 => {
-                cut(world, cluster, host);
-                self.mend_at = Some(now + world.random.u64(200..3_000));
+                partition_network(world, cluster, host);
+                self.heal_at = Some(now + world.random.u64(200..3_000));
             }
             70..80 => {
-                let weather = Weather {
+                let quality = LinkQuality {
                     lost: world.random.u32(0..250),
                     delay_ms: world.random.u64(4..80),
                     late: world.random.u32(0..200),
                     late_ms: world.random.u64(100..900),
                 };
-                world.trace.note(format_args!("{weather:?}"));
-                world.network.set_weather(weather);
-                self.fair_at = Some(now + world.random.u64(200..2_500));
+                world.trace.record(format_args!("{quality:?}"));
+                world.network.set_quality(quality);
+                self.links_healthy_at = Some(now + world.random.u64(200..2_500));
             }
             80..88 => {
-                world.trace.note(format_args!("host {host} has a slow disk"));
+                world.trace.record(format_args!("slow disk on host {host}"));
                 let slow = world.random.u64(20..250);
                 world.host(host).set_disk_ms(slow);
-                self.quick_at.insert(host, now + world.random.u64(300..2_000));
+                self.disk_healthy_at.insert(host, now + world.random.u64(300..2_000));
             }
             88..93 => transfer(world, cluster, voter(host)),
             93..96 => snapshot(world, cluster, host),
-            _ => self.begin_change(world, cluster),
+            _ => self.start_membership_change(world, cluster),
         }
     }
 
-    fn crash_everybody(&mut self, world: &mut World, cluster: &mut Cluster) {
+    fn crash_all(&mut self, world: &mut World, cluster: &mut Cluster) {
         for host in cluster.members().to_vec() {
             if world.host(host).is_up() {
                 let survival = survival(world);
@@ -225,7 +227,7 @@ impl Faults {
         }
     }
 
-    fn begin_change(&mut self, world: &mut World, cluster: &mut Cluster) {
+    fn start_membership_change(&mut self, world: &mut World, cluster: &mut Cluster) {
         if self.change.is_some() {
             return;
         }
@@ -234,18 +236,18 @@ impl Faults {
         let grow =
             count < self.size.1 && !self.spare.is_empty() && (count <= self.size.0 || world.random.bool());
         if grow && let Some(host) = self.spare.pop() {
-            world.trace.note(format_args!("host {host} is to join"));
+            world.trace.record(format_args!("host {host} joins"));
             cluster.add(world, host);
-            self.change = Some(Change { host, since_ms: now, task: None, what: Step::Join });
+            self.change = Some(MembershipChange { host, since_ms: now, task: None, step: Step::Join });
         } else if count > self.size.0 {
             let host = cluster.members()[world.random.usize(..count)];
-            world.trace.note(format_args!("host {host} is to leave"));
-            self.change = Some(Change { host, since_ms: now, task: None, what: Step::Leave });
+            world.trace.record(format_args!("host {host} leaves"));
+            self.change = Some(MembershipChange { host, since_ms: now, task: None, step: Step::Leave });
         }
     }
 
-    /// Carries a change of members on: asks again until it is done, whatever the answers were.
-    fn change_members(&mut self, world: &mut World, cluster: &mut Cluster) {
+    /// Continues a membership change: repeats the request until it succeeds.
+    fn step_membership_change(&mut self, world: &mut World, cluster: &mut Cluster) {
         let Some(change) = &mut self.change else { return };
         let now = world.now_ms();
         let done = match &change.task {
@@ -254,39 +256,39 @@ impl Faults {
             Some(_) | None => None,
         };
         let host = change.host;
-        match (done, change.what) {
+        match (done, change.step) {
             (Some(true), Step::Join) => {
-                world.trace.note(format_args!("host {host} has joined"));
-                (change.what, change.task) = (Step::Promote, None);
+                world.trace.record(format_args!("host {host} is a learner"));
+                (change.step, change.task) = (Step::Promote, None);
             }
             (Some(true), Step::Promote) => {
-                world.trace.note(format_args!("host {host} votes"));
+                world.trace.record(format_args!("host {host} is a voter"));
                 self.change = None;
             }
             (Some(true), Step::Leave) => {
-                world.trace.note(format_args!("host {host} has left"));
+                world.trace.record(format_args!("host {host} was removed"));
                 self.change = None;
                 self.restart_at.remove(&host);
                 self.resume_at.remove(&host);
                 cluster.retire(world, host);
             }
-            (Some(false) | None, what) => {
-                // Not at once: a refusal comes quickly.
+            (Some(false) | None, step) => {
+                // After a pause: a rejection arrives quickly.
                 if now < change.since_ms + 100 && change.task.is_some() {
                     return;
                 }
                 change.since_ms = now;
-                change.task = ask_for_change(world, cluster, host, what);
+                change.task = request_membership_change(world, cluster, host, step);
             }
         }
     }
 
-    /// Ends everything.
+    /// Ends all faults.
     pub(crate) fn heal(&mut self, world: &mut World, cluster: &mut Cluster) {
-        world.trace.note(format_args!("everything heals"));
-        world.network.mend();
-        world.network.set_weather(Weather::FAIR);
-        (self.mend_at, self.fair_at) = (None, None);
+        world.trace.record(format_args!("all faults end"));
+        world.network.heal();
+        world.network.set_quality(LinkQuality::HEALTHY);
+        (self.heal_at, self.links_healthy_at) = (None, None);
         for host in cluster.members().to_vec() {
             world.host(host).resume();
             world.host(host).set_disk_ms(self.disk_ms);
@@ -297,14 +299,14 @@ impl Faults {
         }
     }
 
-    /// What still happens when no new fault begins: restarts, and a change of members that was begun is finished.
+    /// Steps without starting new faults: restarts hosts and finishes a membership change.
     pub(crate) fn finish(&mut self, world: &mut World, cluster: &mut Cluster) {
-        self.bury(world, cluster);
-        self.end_what_is_over(world, cluster);
-        self.change_members(world, cluster);
+        self.crash_failed_hosts(world, cluster);
+        self.end_expired_faults(world, cluster);
+        self.step_membership_change(world, cluster);
     }
 
-    /// Whether nothing is under way any more.
+    /// True if no restart and no membership change is pending.
     pub(crate) fn is_over(&self) -> bool {
         self.change.is_none() && self.restart_at.is_empty()
     }
@@ -315,15 +317,15 @@ fn leader(cluster: &Cluster) -> Option<usize> {
     nodes.iter().find(|(_, node)| node.coordinator.group().is_leader()).map(|(host, _)| *host)
 }
 
-/// Cuts one machine off, splits the machines in two, or cuts single links in one direction.
-fn cut(world: &mut World, cluster: &Cluster, host: usize) {
+/// Partitions the network: isolates one host, splits the hosts in two, or cuts links in one direction.
+fn partition_network(world: &mut World, cluster: &Cluster, host: usize) {
     let members = cluster.members().to_vec();
     let side: Vec<bool> = match world.random.u8(0..3) {
         0 => members.iter().map(|member| *member == host).collect(),
         _ => members.iter().map(|_| world.random.bool()).collect(),
     };
     let both_ways = world.random.u8(0..3) > 0;
-    world.trace.note(format_args!("the wires are cut: {members:?} {side:?} {both_ways}"));
+    world.trace.record(format_args!("network partitioned: {members:?} {side:?} {both_ways}"));
     for (from, from_side) in members.iter().zip(&side) {
         for (to, to_side) in members.iter().zip(&side) {
             if from_side != to_side && (both_ways || *from_side) {
@@ -334,7 +336,7 @@ fn cut(world: &mut World, cluster: &Cluster, host: usize) {
 }
 
 fn transfer(world: &mut World, cluster: &Cluster, to: VoterId) {
-    world.trace.note(format_args!("the leadership is to go to {to}"));
+    world.trace.record(format_args!("leadership transfer to {to}"));
     if let Some(node) = cluster.shared.any_node() {
         node.handle.spawn(async move {
             let _ = node.coordinator.move_leader(to).await;
@@ -344,34 +346,34 @@ fn transfer(world: &mut World, cluster: &Cluster, to: VoterId) {
 
 fn snapshot(world: &mut World, cluster: &Cluster, host: usize) {
     if let Some((_, node)) = cluster.shared.nodes().into_iter().find(|(number, _)| *number == host) {
-        world.trace.note(format_args!("host {host} is to take a snapshot"));
+        world.trace.record(format_args!("snapshot on host {host}"));
         node.handle.spawn(async move {
             let _ = node.coordinator.group().snapshot().await;
         });
     }
 }
 
-fn ask_for_change(
+fn request_membership_change(
     world: &mut World,
     cluster: &Cluster,
     host: usize,
-    what: Step,
+    step: Step,
 ) -> Option<crate::world::Task<bool>> {
     let nodes = cluster.shared.nodes();
     if nodes.is_empty() {
         return None;
     }
-    let (asked, node) = nodes[world.random.usize(..nodes.len())].clone();
+    let (contact, node) = nodes[world.random.usize(..nodes.len())].clone();
     let member = moim_raft::Member { id: voter(host), address: world.host(host).address() };
-    world.host(asked).spawn(async move {
-        let changed = match what {
+    world.host(contact).spawn(async move {
+        let changed = match step {
             Step::Join => node.coordinator.add_learner(member).await,
             Step::Promote => node.coordinator.promote_member(member.id).await,
             Step::Leave => node.coordinator.remove_member(member.id).await,
         };
         use moim_coord::CoordError::{MemberExists, MemberNotFound, NotLearner};
         matches!(
-            (changed, what),
+            (changed, step),
             (Ok(()), _)
                 | (Err(MemberExists), Step::Join)
                 | (Err(NotLearner), Step::Promote)

@@ -1,33 +1,34 @@
-//! A whole cluster on one thread from one seed: the shipped code, on disks that lose power and wires that lose packets.
+//! Deterministic simulation: a whole cluster on one thread from one seed, with faults in disks, network and clocks.
 //!
-//! [`run`] makes a world from a seed, lets clients and faults loose on it, heals it, and checks what the clients saw: no
-//! acknowledged write is lost, every history is linearizable, a term has one leader, a lease does not end early, every
-//! member ends in the same state. The same seed gives the same run, to the last message; so a seed is a bug report.
+//! The code under test is the shipped code. [`run`] builds a world from a seed, runs clients and faults in it, heals
+//! it, and checks the client histories: no acknowledged write is lost, every history is linearizable, a term has one
+//! leader, a lease does not expire early, every member ends in the same state. The same seed gives the same run, to
+//! the last message; so a seed is a complete bug report.
 //!
 //! | file | owns |
 //! |---|---|
-//! | `world.rs` | machines, wires, time: knows nothing of what runs on it |
-//! | `cluster.rs` | coordination nodes on machines, and what must hold among them |
-//! | `clients.rs` | who uses them, and what they were promised |
-//! | `faults.rs` | what goes wrong, and when |
-//! | `rot.rs` | bits that flip on disks at rest |
-//! | `run.rs` | one run from beginning to verdict |
-//! | `store.rs` | the same for the store |
-//! | `site.rs` | machines that serve something replicated, and what goes wrong with them |
-//! | `queue.rs` | the same for the queue: transactions and groups |
+//! | `world.rs` | hosts, network, time; independent of the code that runs on it |
+//! | `cluster.rs` | coordination nodes on hosts, and their invariants |
+//! | `clients.rs` | clients of the coordination core, and their histories |
+//! | `faults.rs` | fault injection for coordination nodes |
+//! | `bit_rot.rs` | bit flips on disks at rest |
+//! | `run.rs` | one run of the coordination core, from founding to verdict |
+//! | `store.rs` | the simulation of the store |
+//! | `testbed.rs` | hosts that serve a replicated service, and their faults |
+//! | `queue.rs` | the simulation of the queue: transactions and consumer groups |
 
 #![warn(missing_docs)]
 
+mod bit_rot;
 mod clients;
 mod cluster;
 mod faults;
 mod queue;
-mod rot;
 mod run;
-mod site;
 mod store;
+mod testbed;
 pub mod world;
 
 pub use queue::{QueueOptions, QueueReport, run_queue};
 pub use run::{Failure, Options, Report, run, run_traced};
-pub use store::{ClockFaults, StoreOptions, StoreReport, Struck, Victim, run_store};
+pub use store::{ClockFaults, KilledAt, StoreOptions, StoreReport, Victim, run_store};

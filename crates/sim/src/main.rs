@@ -1,4 +1,4 @@
-//! `moim-sim`: runs seeds and says which of them fail. `cargo xtask sim` calls it.
+//! `moim-sim`: runs seeds and reports those that fail. `cargo xtask sim` calls it.
 #![allow(clippy::print_stdout)] // a command
 
 use std::process::ExitCode;
@@ -67,7 +67,7 @@ fn main() -> ExitCode {
     run_seeds(&args)
 }
 
-/// The queue from every seed; all of them, because a seed that fails may not do so again.
+/// Runs the queue from every seed, also after a failure: a seed that failed may pass when it is repeated.
 fn run_queues(args: &Args) -> ExitCode {
     let mut code = ExitCode::SUCCESS;
     for seed in args.start..args.start + args.seeds {
@@ -83,7 +83,7 @@ fn run_queues(args: &Args) -> ExitCode {
     code
 }
 
-/// Whether each known bug is found.
+/// Fails unless each planted bug is found.
 #[cfg(feature = "planted")]
 fn find_planted(args: &Args) -> ExitCode {
     let mut code = ExitCode::SUCCESS;
@@ -102,7 +102,7 @@ fn find_planted(args: &Args) -> ExitCode {
     code
 }
 
-#[allow(clippy::disallowed_methods)] // a person waits: this is a stopwatch
+#[allow(clippy::disallowed_methods)] // elapsed time for the operator
 fn run_seeds(args: &Args) -> ExitCode {
     let start = Instant::now();
     let (mut answered, mut world_ms) = (0, 0);

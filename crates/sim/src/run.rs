@@ -1,68 +1,68 @@
-//! One run: found a cluster, let clients and faults loose, heal it, and judge.
+//! One run of the coordination core: found a cluster, run clients and faults, heal it, check the histories.
 
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use crate::clients::{Crowd, read_every_key};
+use crate::clients::{ClientPool, read_every_key};
 use crate::cluster::Cluster;
 use crate::faults::Faults;
-use crate::world::{Task, Weather, World};
+use crate::world::{LinkQuality, Task, World};
 
-/// Lines of the trace that a failure shows.
+/// Trace lines shown with a failure.
 const SHOWN: usize = 60;
 
-/// What to run.
+/// Parameters of a run.
 #[derive(Clone, Copy, Debug)]
 pub struct Options {
-    /// Decides everything else.
+    /// The seed; it decides everything else.
     pub seed: u64,
     /// Founding members; 0 lets the seed choose three, four or five.
     pub nodes: usize,
-    /// How long faults last, in the world's time.
+    /// Duration of fault injection, in simulated time.
     pub faults_ms: u64,
-    /// Clients of the key-value store.
+    /// Number of key-value clients.
     pub clients: u64,
 }
 
 impl Options {
-    /// The usual run from a seed.
+    /// The default run of a seed.
     pub fn new(seed: u64) -> Self {
         Self { seed, nodes: 0, faults_ms: 8_000, clients: 5 }
     }
 }
 
-/// A run in which nothing was wrong.
+/// Statistics of a run without a violation.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Report {
-    /// The checksum of everything that happened.
+    /// Hash of the whole trace.
     pub hash: u64,
-    /// Lines of trace.
+    /// Number of trace lines.
     pub events: u64,
-    /// Operations on keys that were answered.
+    /// Key operations with a known outcome.
     pub answered: u64,
-    /// Operations whose outcome nobody knows.
+    /// Operations with an unknown outcome.
     pub unknown: u64,
-    /// Leases that clients had.
+    /// Leases granted to clients.
     pub leases: u64,
-    /// Times somebody held a lock.
+    /// Number of lock acquisitions.
     pub holds: usize,
-    /// Terms that had a leader.
+    /// Terms with a leader.
     pub terms: usize,
-    /// The last revision.
+    /// The final revision.
     pub revision: i64,
-    /// Milliseconds that passed in the world.
+    /// Simulated time of the run, in milliseconds.
     pub world_ms: u64,
 }
 
-/// A run in which something was wrong.
+/// A run with a violation.
 #[derive(Clone, Debug)]
 pub struct Failure {
-    /// Gives the same run again.
+    /// The seed that repeats the run.
     pub seed: u64,
-    /// What.
+    /// The violation.
     pub what: String,
-    /// The end of what happened before.
+    /// The newest trace lines.
     pub trace: Vec<String>,
 }
 
@@ -78,22 +78,22 @@ impl fmt::Display for Failure {
 
 impl std::error::Error for Failure {}
 
-/// Runs a world from a seed to its end.
+/// Runs one seed to its end.
 pub fn run(options: Options) -> Result<Report, Failure> {
     run_traced(options).0
 }
 
-/// As [`run`], with the trace as far as it was kept, whatever the verdict.
+/// Like [`run`], and returns the kept part of the trace for any verdict.
 pub fn run_traced(options: Options) -> (Result<Report, Failure>, Vec<String>) {
     let mut world = World::new(options.seed);
-    let result = Run::new(&mut world, options).and_then(|mut run| run.live(&mut world, options));
+    let result = Run::new(&mut world, options).and_then(|mut run| run.execute(&mut world, options));
     let trace = world.trace.lines();
     (result.map_err(|what| Failure { seed: options.seed, what, trace: trace.clone() }), trace)
 }
 
 struct Run {
     cluster: Cluster,
-    crowd: Arc<Crowd>,
+    pool: Arc<ClientPool>,
     faults: Faults,
     tasks: Vec<Task<()>>,
 }
@@ -103,48 +103,48 @@ impl Run {
         let founders = if options.nodes == 0 { world.random.usize(3..=5) } else { options.nodes };
         let hosts: Vec<usize> = (0..founders + 3).map(|_| world.add_host()).collect();
         let clients = world.add_host();
-        // Nothing is ever written there.
+        // Clients write nothing to their disk.
         world.host(clients).set_disk_ms(1_000);
         world.host(clients).start();
         let spare = hosts[founders..].to_vec();
-        // What is not synced is what a crash can take: slow disks have more of it.
+        // A crash loses unsynced data: slow disks have more of it.
         let disk_ms = [2, 6, 20, 50][world.random.usize(..4)];
         hosts.iter().for_each(|host| world.host(*host).set_disk_ms(disk_ms));
         let cluster = Cluster::found(world, founders);
-        let crowd = Crowd::new(Arc::clone(&cluster.shared));
-        world.network.set_weather(Weather::FAIR);
-        let mut run = Self { cluster, crowd, faults: Faults::new(spare, (3, 7), disk_ms), tasks: Vec::new() };
-        let led = |run: &mut Self, _: &mut World| run.cluster.converged().is_some();
-        run.quiet(world, 20_000, "the cluster to be founded", led)?;
-        run.tasks = run.crowd.start(world, clients, options.clients);
+        let pool = ClientPool::new(Arc::clone(&cluster.shared));
+        world.network.set_quality(LinkQuality::HEALTHY);
+        let mut run = Self { cluster, pool, faults: Faults::new(spare, (3, 7), disk_ms), tasks: Vec::new() };
+        let converged = |run: &mut Self, _: &mut World| run.cluster.converged().is_some();
+        run.wait_until(world, 20_000, "the cluster to be founded", converged)?;
+        run.tasks = run.pool.start(world, clients, options.clients);
         Ok(run)
     }
 
-    fn live(&mut self, world: &mut World, options: Options) -> Result<Report, String> {
+    fn execute(&mut self, world: &mut World, options: Options) -> Result<Report, String> {
         let end_ms = world.now_ms() + options.faults_ms;
         while world.now_ms() < end_ms {
             world.step();
             self.faults.step(world, &mut self.cluster);
-            self.look(world)?;
+            self.check_violations(world)?;
         }
         self.faults.heal(world, &mut self.cluster);
         let over = |run: &mut Self, _: &mut World| run.faults.is_over();
-        self.quiet(world, 20_000, "restarts and changes of members to end", over)?;
-        self.crowd.stop();
-        // The last tasks are the watchers, which go on.
-        let watchers = self.tasks.split_off(self.tasks.len() - self.crowd.watched.heard().len());
+        self.wait_until(world, 20_000, "restarts and membership changes to end", over)?;
+        self.pool.stop();
+        // The last tasks are the watchers; they continue to run.
+        let watchers = self.tasks.split_off(self.tasks.len() - self.pool.watched.revisions().len());
         let over = |run: &mut Self, _: &mut World| run.tasks.iter().all(Task::is_over);
-        self.quiet(world, 20_000, "clients to end", over)?;
-        self.progress(world)?;
-        let revision = self.agree(world)?;
-        let heard = |run: &mut Self, _: &mut World| run.crowd.watched.all_heard(revision);
-        self.quiet(world, 20_000, "watchers to hear everything", heard)?;
+        self.wait_until(world, 20_000, "clients to end", over)?;
+        self.check_availability(world)?;
+        let revision = self.check_agreement(world)?;
+        let received = |run: &mut Self, _: &mut World| run.pool.watched.all_received(revision);
+        self.wait_until(world, 20_000, "watchers to receive every revision", received)?;
         drop(watchers);
-        self.judge(world, revision)
+        self.check_histories(world, revision)
     }
 
-    /// Lets time pass without new faults until something is so.
-    fn quiet(
+    /// Steps without new faults until `done` returns true.
+    fn wait_until(
         &mut self,
         world: &mut World,
         timeout_ms: u64,
@@ -155,24 +155,24 @@ impl Run {
         while world.now_ms() < deadline_ms {
             world.step();
             self.faults.finish(world, &mut self.cluster);
-            self.look(world)?;
+            self.check_violations(world)?;
             if done(self, world) {
                 return Ok(());
             }
         }
-        Err(format!("waited {timeout_ms} ms in vain for {what}{}", self.describe()))
+        Err(format!("timed out after {timeout_ms} ms waiting for {what}{}", self.describe()))
     }
 
-    fn look(&mut self, world: &mut World) -> Result<(), String> {
-        self.cluster.look(world);
+    fn check_violations(&mut self, world: &mut World) -> Result<(), String> {
+        self.cluster.check_nodes(world);
         self.cluster.shared.first_violation().map_or(Ok(()), Err)
     }
 
-    /// Every node answers again, and what it reads becomes part of the history.
-    fn progress(&mut self, world: &mut World) -> Result<(), String> {
+    /// Checks that every node answers again; its reads become part of the history.
+    fn check_availability(&mut self, world: &mut World) -> Result<(), String> {
         for (number, _) in self.cluster.shared.nodes() {
             let mut task = None;
-            let crowd = Arc::clone(&self.crowd);
+            let pool = Arc::clone(&self.pool);
             let answered = move |run: &mut Self, world: &mut World| {
                 let over = task.as_ref().is_none_or(Task::is_over);
                 if over && matches!(task.take().and_then(|task: Task<_>| task.take()), Some(Ok(()))) {
@@ -182,44 +182,44 @@ impl Run {
                     let nodes = run.cluster.shared.nodes();
                     let node = nodes.into_iter().find(|(host, _)| *host == number);
                     task = node.and_then(|(_, node)| {
-                        world.host(number).spawn(read_every_key(Arc::clone(&crowd), node.coordinator))
+                        world.host(number).spawn(read_every_key(Arc::clone(&pool), node.coordinator))
                     });
                 }
                 false
             };
-            self.quiet(world, 20_000, &format!("host {number} to answer"), answered)?;
+            self.wait_until(world, 20_000, &format!("host {number} to answer"), answered)?;
         }
         Ok(())
     }
 
-    /// Every member ends in the same state; answers its revision.
-    fn agree(&mut self, world: &mut World) -> Result<i64, String> {
+    /// Checks that every member ends in the same state; returns the revision.
+    fn check_agreement(&mut self, world: &mut World) -> Result<i64, String> {
         let mut agreed = None;
         let converged = |run: &mut Self, _: &mut World| {
             agreed = run.cluster.converged();
             agreed.is_some()
         };
-        self.quiet(world, 20_000, "the members to agree", converged)?;
+        self.wait_until(world, 20_000, "the members to converge", converged)?;
         let all = agreed.unwrap_or_default();
-        let Some((_, first)) = all.first() else { return Err("there are no members".to_owned()) };
+        let Some((_, first)) = all.first() else { return Err("no members left".to_owned()) };
         match all.iter().find(|(_, other)| other != first) {
             Some(_) => Err(format!("members have different states: {all:?}")),
             None => Ok(first.revision),
         }
     }
 
-    fn judge(&self, world: &World, revision: i64) -> Result<Report, String> {
-        let history = self.crowd.keys.history();
+    fn check_histories(&self, world: &World, revision: i64) -> Result<Report, String> {
+        let history = self.pool.keys.history();
         moim_history::check(&history).map_err(|error| error.to_string())?;
-        self.crowd.locks.check().map_err(|error| error.to_string())?;
+        self.pool.locks.check().map_err(|error| error.to_string())?;
         let unknown = history.entries.iter().filter(|entry| entry.fate == moim_history::Fate::Unknown);
         Ok(Report {
             hash: world.trace.hash(),
             events: world.trace.count(),
-            answered: self.crowd.answered.load(Ordering::Relaxed),
+            answered: self.pool.answered.load(Ordering::Relaxed),
             unknown: unknown.count() as u64,
-            leases: self.crowd.leases.load(Ordering::Relaxed),
-            holds: self.crowd.locks.holds().len(),
+            leases: self.pool.leases.load(Ordering::Relaxed),
+            holds: self.pool.locks.holds().len(),
             terms: self.cluster.shared.terms(),
             revision,
             world_ms: world.now_ms(),

@@ -1,13 +1,14 @@
-//! Machines, wires and time, on one thread, from one seed.
+//! Hosts, network and time, on one thread, from one seed.
 //!
-//! Every [`Host`] is a machine with its own disk and, while it is up, one process: a tokio runtime whose clock stands
-//! still except when the world lets it run. [`World::step`] moves all of them by one [`TICK_MS`], in an order drawn from
-//! the seed. Whatever a process sends takes at least one tick, so nothing that happens inside a tick can depend on the
-//! order in which the machines had their turn, except through the order of messages, which the seed decides.
+//! Every [`Host`] has its own disk and, while it is up, one process: a tokio runtime with a paused clock that only
+//! the world advances. [`World::step`] advances all hosts by one [`TICK_MS`], in an order drawn from the seed. A
+//! message takes at least one tick, so nothing inside a tick depends on the order in which the hosts run, except
+//! through the order of messages, which the seed decides.
 //!
-//! What makes a run repeatable: one thread, paused clocks, one seeded generator for the world and one (`fastrand`'s own)
-//! for the processes, and work for other threads that stays here. What a process must not do: ask the machine's clock,
-//! start threads, select at random among what is ready, or iterate over a map with random order where the order shows.
+//! A run is repeatable because of: one thread, paused clocks, one seeded generator for the world and one (`fastrand`'s
+//! own) for the processes, and offloaded work that stays on this thread. A process must not read the machine's clock,
+//! start threads, select at random among ready futures, or iterate over a map with random order where the order is
+//! observable.
 
 mod clock;
 mod host;
@@ -19,26 +20,26 @@ use std::time::Duration;
 
 pub use self::clock::HostClock;
 pub use self::host::{Host, Process};
-pub use self::network::{Link, Network, Weather};
+pub use self::network::{Link, LinkQuality, Network};
 pub use self::task::Task;
 pub use self::trace::Trace;
 
-/// The grain of time.
+/// Resolution of simulated time.
 pub const TICK_MS: u64 = 2;
 
-/// Everything there is.
+/// The hosts, the network and the time of one simulation.
 pub struct World {
-    /// For what the world decides; the processes draw from this thread's `fastrand`.
+    /// Generator for decisions of the world; the processes draw from this thread's `fastrand`.
     pub random: fastrand::Rng,
-    /// The wires.
+    /// The network between the hosts.
     pub network: Network,
-    /// What happened.
+    /// The trace of the run.
     pub trace: Trace,
     hosts: Vec<Host>,
     now_ms: u64,
 }
 
-/// How long work that was taken off the event loop takes: mostly nothing, sometimes a slow disk's time.
+/// Duration of offloaded work: mostly none, sometimes that of a slow disk.
 fn offload_delay() -> Duration {
     let ms = match fastrand::u32(0..100) {
         0..60 => 0,
@@ -49,7 +50,7 @@ fn offload_delay() -> Duration {
 }
 
 impl World {
-    /// An empty world. Takes over this thread's generator and what it offloads.
+    /// An empty world. Takes over this thread's random generator and its offloaded work.
     pub fn new(seed: u64) -> Self {
         fastrand::seed(seed);
         moim_base::task::offload_inline(Some(offload_delay));
@@ -59,7 +60,7 @@ impl World {
         Self { random, network, trace, hosts: Vec::new(), now_ms: 0 }
     }
 
-    /// Adds a machine that is switched off; answers its number.
+    /// Adds a host that is off; returns its number.
     pub fn add_host(&mut self) -> usize {
         let number = self.hosts.len();
         self.hosts.push(Host::new(number, self.network.clone(), self.trace.clone()));
@@ -67,27 +68,27 @@ impl World {
         number
     }
 
-    /// A machine.
+    /// The host with this number.
     pub fn host(&mut self, number: usize) -> &mut Host {
         &mut self.hosts[number]
     }
 
-    /// How many machines there are.
+    /// Number of hosts.
     pub fn len(&self) -> usize {
         self.hosts.len()
     }
 
-    /// Whether there are none.
+    /// True if there are no hosts.
     pub fn is_empty(&self) -> bool {
         self.hosts.is_empty()
     }
 
-    /// Milliseconds since the world began.
+    /// Simulated milliseconds since the start.
     pub fn now_ms(&self) -> u64 {
         self.now_ms
     }
 
-    /// Lets one tick pass everywhere.
+    /// Advances every host by one tick.
     pub fn step(&mut self) {
         self.now_ms += TICK_MS;
         self.trace.set_now(self.now_ms);
@@ -99,7 +100,7 @@ impl World {
         }
     }
 
-    /// Steps until `done` says so or the time is over; whether it did.
+    /// Steps until `done` returns true or the timeout passes; returns whether it did.
     pub fn step_until(&mut self, timeout_ms: u64, mut done: impl FnMut(&mut Self) -> bool) -> bool {
         let deadline_ms = self.now_ms + timeout_ms;
         while self.now_ms < deadline_ms {
@@ -114,7 +115,7 @@ impl World {
 
 impl Drop for World {
     fn drop(&mut self) {
-        // Before the thread is its own again: dropping a process runs its code.
+        // Dropping a process runs its code, so offloading is reset only afterwards.
         self.hosts.clear();
         moim_base::task::offload_inline(None);
     }

@@ -1,15 +1,15 @@
-//! The queue from seeds: transactions are whole or not there, a group copies everything once, whatever happens.
+//! The queue from seeds: transactions are atomic and a group copies every record once, under faults.
 #![allow(clippy::unwrap_used)]
 
 use moim_sim::{QueueOptions, QueueReport, run_queue};
 
-/// How many seeds: more with `MOIM_SIM_SEEDS`.
+/// Number of seeds; override with `MOIM_SIM_SEEDS`.
 fn seeds(default: u64) -> u64 {
     std::env::var("MOIM_SIM_SEEDS").ok().and_then(|seeds| seeds.parse().ok()).unwrap_or(default)
 }
 
 #[test]
-fn transactions_and_groups_keep_their_promises_under_faults() {
+fn transactions_are_atomic_and_group_copies_exactly_once_under_faults() {
     let (mut all, seeds) = (QueueReport::default(), seeds(10));
     for seed in 1..=seeds {
         let options = QueueOptions { faults_ms: 4_000, ..QueueOptions::new(seed) };
@@ -22,7 +22,7 @@ fn transactions_and_groups_keep_their_promises_under_faults() {
         all.faults += report.faults;
     }
     println!("{seeds} seeds: {all:?}");
-    // A run in which nothing happens proves nothing.
+    // A run without operations and faults proves nothing.
     let least = usize::try_from(seeds).unwrap();
     assert!(all.committed > 5 * least && all.aborted > least && all.copied > 5 * least, "{all:?}");
     assert!(all.generations > seeds && all.faults > 2 * seeds, "{all:?}");
@@ -32,7 +32,8 @@ fn transactions_and_groups_keep_their_promises_under_faults() {
 fn bit_rot_on_one_disk_is_never_served_and_is_repaired() {
     let (mut flips, mut replaced, mut committed, seeds) = (0, 0, 0, seeds(4));
     for seed in 1..=seeds {
-        let report = run_queue(QueueOptions::rotting(seed)).unwrap_or_else(|failure| panic!("{failure}"));
+        let report =
+            run_queue(QueueOptions::with_bit_rot(seed)).unwrap_or_else(|failure| panic!("{failure}"));
         (flips, replaced) = (flips + report.rotted.0, replaced + report.rotted.1);
         committed += report.committed as u64;
     }
@@ -40,7 +41,7 @@ fn bit_rot_on_one_disk_is_never_served_and_is_repaired() {
     assert!(committed > 5 * seeds && flips >= seeds, "{committed} {flips}");
 }
 
-/// Seeds within which each known bug must be found.
+/// Each planted bug must be found within these seeds.
 #[cfg(feature = "planted")]
 #[test]
 fn every_planted_bug_of_the_queue_is_found() {

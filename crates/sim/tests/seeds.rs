@@ -1,4 +1,4 @@
-//! A short run of seeds, that a run repeats itself, and that known bugs are found.
+//! A short run of seeds of the coordination core; the repeatability of a run; planted bugs are found.
 #![allow(clippy::unwrap_used)]
 
 use moim_sim::{Options, run, run_traced};
@@ -7,7 +7,7 @@ fn short(seed: u64) -> Options {
     Options { faults_ms: 2_500, ..Options::new(seed) }
 }
 
-/// `count` seeds from `first` on; what they did together.
+/// Runs `count` seeds from `first` on, and checks that clients and faults were active.
 fn check(first: u64, count: u64, nodes: usize) {
     let (mut answered, mut terms, mut leases) = (0, 0, 0);
     for seed in first..first + count {
@@ -16,9 +16,9 @@ fn check(first: u64, count: u64, nodes: usize) {
         terms += report.terms;
         leases += report.leases;
     }
-    // A run in which nothing happens proves nothing.
+    // A run without operations and faults proves nothing.
     assert!(answered > 20 * count, "{answered} operations were answered");
-    assert!(leases > count, "{leases} leases were had");
+    assert!(leases > count, "{leases} leases were granted");
     assert!(terms > usize::try_from(count).unwrap(), "{terms} terms had a leader");
 }
 
@@ -36,17 +36,17 @@ fn seven_nodes_survive_faults() {
 fn the_same_seed_gives_the_same_run() {
     for seed in [7, 8] {
         let (first, first_trace) = run_traced(short(seed));
-        // Something else in between: nothing may be left of it.
+        // Another run in between: it must leave no state behind.
         let (other, _) = run_traced(short(seed + 100));
         let (second, second_trace) = run_traced(short(seed));
         let differs = first_trace.iter().zip(&second_trace).position(|(first, second)| first != second);
-        assert_eq!(differs, None, "seed {seed} took another way");
+        assert_eq!(differs, None, "seed {seed} gave another trace");
         assert_eq!(first.as_ref().unwrap(), second.as_ref().unwrap());
         assert_ne!(first.unwrap().hash, other.unwrap().hash);
     }
 }
 
-/// Seeds within which each known bug must be found.
+/// Each planted bug must be found within these seeds.
 #[cfg(feature = "planted")]
 #[test]
 fn every_planted_bug_is_found() {

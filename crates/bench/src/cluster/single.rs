@@ -45,15 +45,15 @@ pub(super) fn plans(options: &Options) -> Result<Metric> {
     let mut random = fastrand::Rng::with_seed(26);
     let zone = |at: usize| format!("z{}", at % 3);
     let fresh: Vec<_> = (0..count).map(|at| PlanPartition { owner: None, zone: zone(at) }).collect();
-    // Random owners, far from balanced. A twentieth of the nodes is gone, as many are new.
-    let gone = (servers / 20).max(1);
+    // Random owners, far from balanced. A twentieth of the nodes is lost, as many are new.
+    let lost = (servers / 20).max(1);
     let scattered: Vec<_> = (0..count)
         .map(|at| PlanPartition { owner: Some(format!("n{}", random.usize(0..servers))), zone: zone(at) })
         .collect();
     let mut figures = Vec::new();
     for (what, nodes, partitions) in [
-        ("nobody owns anything", nodes(0..servers), &fresh),
-        ("owners at random, one in twenty gone", nodes(gone..servers + gone), &scattered),
+        ("no partition has an owner", nodes(0..servers), &fresh),
+        ("random owners, one in twenty lost", nodes(lost..servers + lost), &scattered),
     ] {
         let mut times = Vec::new();
         let mut moves = 0;

@@ -207,7 +207,7 @@ fn memory(subscriber_count: usize, before: u64, after: u64) -> Metric {
     let mib = |bytes: u64| bytes as f64 / f64::from(1 << 20);
     let figures = vec![
         Figure::new("manager", "memory for each subscriber", each, "KiB", Some(Aim::AtMost(64.0))),
-        Figure::new("manager", "memory with the table, nobody connected", mib(before), "MiB", None),
+        Figure::new("manager", "memory with the table, no subscriber", mib(before), "MiB", None),
         Figure::new(
             "manager",
             &format!("memory with {subscriber_count} subscribers"),
@@ -320,7 +320,7 @@ async fn reconnect_all(
     let current = began.elapsed();
     following.shutdown().await;
 
-    progress("metric 30: the same, and nobody has a table");
+    progress("metric 30: the same, and no subscriber has a table");
     let began = Instant::now();
     let mut reading = JoinSet::new();
     for name in names(options) {

@@ -42,7 +42,7 @@ impl Stack {
         let brokers = peers::start_moim_cluster(binary, folder, 3)?;
         let redis: Option<Vec<String>> =
             brokers.iter().map(|server| server.redis.map(|address| address.to_string())).collect();
-        let redis = redis.context("a node told no address of its store")?.join(",");
+        let redis = redis.context("node reported no Redis address")?.join(",");
         Ok(Self { label: "Moim", kafka: kafka(&brokers), redis, flags: &[], brokers, stores: Vec::new() })
     }
 

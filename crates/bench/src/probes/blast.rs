@@ -33,10 +33,10 @@ impl Blast {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
         let addr = listener.local_addr()?;
         let stop = Arc::new(AtomicBool::new(false));
-        let told = Arc::clone(&stop);
+        let stopped = Arc::clone(&stop);
         let thread = std::thread::Builder::new().name(THREAD.into()).spawn(move || {
             while let Ok((stream, _)) = listener.accept() {
-                if told.load(Ordering::Acquire) {
+                if stopped.load(Ordering::Acquire) {
                     break;
                 }
                 send_until_closed(&stream, &scratch, file_bytes, piece);

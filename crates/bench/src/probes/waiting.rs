@@ -36,10 +36,10 @@ impl Waiting {
         let stop = Arc::new(eventfd(0, EventfdFlags::empty())?);
         let mut framed = u32::try_from(answer.len()).map_err(io::Error::other)?.to_be_bytes().to_vec();
         framed.extend_from_slice(answer);
-        let told = Arc::clone(&stop);
+        let stopped = Arc::clone(&stop);
         let thread = std::thread::Builder::new()
             .name(THREADS.into())
-            .spawn(move || serve(&listener, &told, wait, framed))?;
+            .spawn(move || serve(&listener, &stopped, wait, framed))?;
         Ok(Self { addr, stop, thread: Some(thread) })
     }
 }

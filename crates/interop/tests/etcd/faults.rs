@@ -69,7 +69,7 @@ fn real_etcd_passes_the_same_test() {
             let cluster = Cluster::etcd(&real, 3, true).unwrap_or_else(|error| panic!("{error:#}"));
             run(cluster, number("INTEROP_FAULT_ROUNDS", 6));
         }
-        _ => eprintln!("SKIPPED: MOIM_TEST_ETCD names no program"),
+        _ => moim_base::require::skip("etcd", "MOIM_TEST_ETCD names no program"),
     }
 }
 

@@ -72,7 +72,7 @@ fn cluster(target: Target) -> Option<Arc<Cluster>> {
         Target::Etcd => match RealEtcd::find() {
             Some(real) => Cluster::etcd(&real, etcd_nodes(), false),
             None => {
-                eprintln!("SKIPPED: no etcd on this machine and no MOIM_TEST_ETCD");
+                moim_base::require::skip("etcd", "no etcd on this machine and no MOIM_TEST_ETCD");
                 return None;
             }
         },

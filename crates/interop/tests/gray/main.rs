@@ -126,7 +126,7 @@ fn node_with_a_hung_or_full_disk_causes_no_long_stall_and_recovers() {
     for _ in 0..3 {
         match Disk::mount(parent, 320 << 20).and_then(|disk| disk.check_freeze().map(|()| disk)) {
             Ok(disk) => disks.push(disk),
-            Err(why) => return println!("skipped: no disk that can be frozen on this machine ({why})"),
+            Err(why) => return moim_base::require::skip("mount", &format!("no disk can be frozen ({why})")),
         }
     }
     let cluster =

@@ -62,7 +62,7 @@ async fn await_room(client: &mut Client) {
 fn full_disk_accepts_writes_after_compact_and_disarm() {
     let disk = match Disk::mount(Path::new(env!("CARGO_TARGET_TMPDIR")), DISK) {
         Ok(disk) => disk,
-        Err(why) => return println!("skipped: no disk of its own on this machine ({why})"),
+        Err(why) => return moim_base::require::skip("mount", &format!("no disk can be mounted ({why})")),
     };
     let mut options = Options::new()
         .set("journal.min_free_bytes", 128 << 20)

@@ -166,8 +166,40 @@ fn broker_configs_are_described() {
     let answer = wait(
         admin(server.kafka()).describe_configs(&[ResourceSpecifier::Broker(broker.id())], &admin_options()),
     );
-    assert!(!answer.unwrap()[0].as_ref().unwrap().entries.is_empty());
+    let answer = answer.unwrap();
+    let entries = &answer[0].as_ref().unwrap().entries;
+    for name in BROKER_SETTINGS {
+        assert!(entries.iter().any(|entry| entry.name == *name), "{name} is not described");
+    }
 }
+
+/// Static and dynamic settings of a broker that tools read.
+const BROKER_SETTINGS: &[&str] = &[
+    "advertised.listeners",
+    "auto.create.topics.enable",
+    "compression.type",
+    "connections.max.idle.ms",
+    "default.replication.factor",
+    "group.max.session.timeout.ms",
+    "group.min.session.timeout.ms",
+    "listeners",
+    "log.cleanup.policy",
+    "log.dirs",
+    "log.retention.bytes",
+    "log.retention.ms",
+    "log.segment.bytes",
+    "message.max.bytes",
+    "min.insync.replicas",
+    "node.id",
+    "num.partitions",
+    "offsets.retention.minutes",
+    "offsets.topic.num.partitions",
+    "process.roles",
+    "replica.lag.time.max.ms",
+    "socket.request.max.bytes",
+    "transaction.max.timeout.ms",
+    "transaction.state.log.num.partitions",
+];
 
 #[test]
 fn topics_and_configs_survive_a_crash() {

@@ -87,7 +87,7 @@ impl Clocks {
 
 #[test]
 fn wall_clock_of_a_process_steps() {
-    let Some(clocks) = Clocks::make(1) else { return println!("skipped: no C compiler") };
+    let Some(clocks) = Clocks::make(1) else { return moim_base::require::skip("cc", "no C compiler") };
     let year = || {
         let date = Command::new("date").args(["-u", "+%Y"]).envs(clocks.env(0)).output().unwrap();
         String::from_utf8_lossy(&date.stdout).trim().parse::<i32>().unwrap()

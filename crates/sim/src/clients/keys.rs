@@ -1,4 +1,5 @@
-//! Clients of the key-value store: puts, reads, deletions, swaps and transactions on few keys, every value written once.
+//! Key-value clients: puts, gets, deletions, compare-and-swaps and transactions on few keys; every value is written
+//! once.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -9,18 +10,18 @@ use moim_coord::{
 };
 use moim_history::{Compare, Found, Op, Outcome, Seen, Step};
 
-use super::{Crowd, is_unknown, nap, patience};
+use super::{ClientPool, is_unknown, random_sleep, request_timeout};
 
 const KEYS: u64 = 4;
-/// Keys that are written together.
+/// Keys that are written in one transaction.
 const PAIRS: [(&str, &str); 1] = [("p0", "q0")];
 
-pub(super) async fn client(crowd: Arc<Crowd>, number: u64) {
+pub(super) async fn client(pool: Arc<ClientPool>, number: u64) {
     let mut last: Option<Found> = None;
-    while !crowd.is_over() {
-        nap(0..30).await;
-        let op = choose(&crowd, last.as_ref());
-        if let Some(outcome) = run(&crowd, number, op).await
+    while !pool.is_over() {
+        random_sleep(0..30).await;
+        let op = choose(&pool, last.as_ref());
+        if let Some(outcome) = run(&pool, number, op).await
             && let Some(Seen::Got(found)) = outcome.seen.into_iter().next()
         {
             last = found;
@@ -28,12 +29,13 @@ pub(super) async fn client(crowd: Arc<Crowd>, number: u64) {
     }
 }
 
-fn choose(crowd: &Crowd, last: Option<&Found>) -> Op {
+fn choose(pool: &ClientPool, last: Option<&Found>) -> Op {
     let key = format!("k{}", fastrand::u64(..KEYS));
-    let value = || format!("v{}", crowd.unique());
+    let value = || format!("v{}", pool.unique());
     let (a, b) = PAIRS[fastrand::usize(..PAIRS.len())];
-    let both = |value: String| vec![Step::Put(a.to_owned(), value.clone()), Step::Put(b.to_owned(), value)];
-    let look = || vec![Step::Get(a.to_owned()), Step::Get(b.to_owned())];
+    let put_both =
+        |value: String| vec![Step::Put(a.to_owned(), value.clone()), Step::Put(b.to_owned(), value)];
+    let get_both = || vec![Step::Get(a.to_owned()), Step::Get(b.to_owned())];
     match fastrand::u32(0..100) {
         0..34 => Op::put(key, value()),
         34..62 => Op::get(key),
@@ -44,41 +46,45 @@ fn choose(crowd: &Crowd, last: Option<&Found>) -> Op {
             let compares = vec![Compare::ModRevision(key.clone(), revision)];
             Op { compares, then: vec![Step::Put(key.clone(), value())], otherwise: vec![Step::Get(key)] }
         }
-        86..93 => Op { then: both(value()), ..Op::default() },
-        _ => Op { then: look(), ..Op::default() },
+        86..93 => Op { then: put_both(value()), ..Op::default() },
+        _ => Op { then: get_both(), ..Op::default() },
     }
 }
 
-/// Records and does one operation.
-async fn run(crowd: &Arc<Crowd>, client: u64, op: Op) -> Option<Outcome> {
-    let id = crowd.keys.invoke(client, op.clone());
-    let answer = crowd.ask(patience(), |coordinator| async move { execute(&coordinator, &op).await }).await;
-    match answer {
+/// Executes one operation and records it in the history.
+async fn run(pool: &Arc<ClientPool>, client: u64, op: Op) -> Option<Outcome> {
+    let id = pool.keys.invoke(client, op.clone());
+    let reply =
+        pool.request(request_timeout(), |coordinator| async move { execute(&coordinator, &op).await }).await;
+    match reply {
         Some(Ok(outcome)) => {
-            crowd.answered.fetch_add(1, Ordering::Relaxed);
-            crowd.keys.ok(id, outcome.clone());
+            pool.answered.fetch_add(1, Ordering::Relaxed);
+            pool.keys.ok(id, outcome.clone());
             Some(outcome)
         }
         Some(Err(error)) if !is_unknown(&error) => {
-            crowd.keys.failed(id);
+            pool.keys.failed(id);
             None
         }
         Some(Err(_)) | None => {
-            crowd.keys.unknown(id);
+            pool.keys.unknown(id);
             None
         }
     }
 }
 
-/// Reads every key through a node: what the end of a history hangs on.
-pub(crate) async fn read_every_key(crowd: Arc<Crowd>, coordinator: Coordinator) -> Result<(), CoordError> {
+/// Reads every key through one node, to complete the history.
+pub(crate) async fn read_every_key(
+    pool: Arc<ClientPool>,
+    coordinator: Coordinator,
+) -> Result<(), CoordError> {
     let singles = (0..KEYS).map(|key| format!("k{key}"));
     let pairs = PAIRS.iter().flat_map(|(a, b)| [(*a).to_owned(), (*b).to_owned()]);
     for key in singles.chain(pairs) {
         let op = Op::get(key);
-        let id = crowd.keys.invoke(999, op.clone());
+        let id = pool.keys.invoke(999, op.clone());
         let outcome = execute(&coordinator, &op).await?;
-        crowd.keys.ok(id, outcome);
+        pool.keys.ok(id, outcome);
     }
     Ok(())
 }
@@ -116,14 +122,14 @@ async fn single(coordinator: &Coordinator, step: &Step) -> Result<Outcome, Coord
             let put = PutRequest::new(key.clone(), value.clone());
             match coordinator.execute(command(CoordOp::Put(put))).await? {
                 Reply::Put(put) => Ok(Outcome::wrote(put.revision)),
-                other => panic!("a put was answered with {other:?}"),
+                other => panic!("unexpected reply to a put: {other:?}"),
             }
         }
         Step::Delete(key) => {
             let delete = DeleteRequest::key(key.clone());
             match coordinator.execute(command(CoordOp::Delete(delete))).await? {
                 Reply::Delete(reply) => Ok(Outcome::deleted(reply.revision, reply.deleted > 0)),
-                other => panic!("a deletion was answered with {other:?}"),
+                other => panic!("unexpected reply to a deletion: {other:?}"),
             }
         }
     }

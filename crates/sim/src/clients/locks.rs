@@ -1,4 +1,4 @@
-//! Clients that lock: a key that only its creator may hold, under a lease, with the revision of its creation as token.
+//! Lock clients: a lock is a key under a lease, held by its creator, with the create revision as fencing token.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,16 +8,16 @@ use moim_coord::{
     PutRequest, TxnOp, TxnRequest,
 };
 
-use super::leases::{grant, is_certain_for, keep};
-use super::{Crowd, nap, patience};
+use super::leases::{grant, is_valid_for, keep_alive};
+use super::{ClientPool, random_sleep, request_timeout};
 
-/// A holder looks at its clock at least this often, and gives up when no more than this is left.
+/// Maximum interval between two checks of the clock; a holder gives up if its lease is valid for no longer than this.
 const MARGIN: Duration = Duration::from_millis(150);
 
-pub(super) async fn client(crowd: Arc<Crowd>, number: u64) {
-    while !crowd.is_over() {
-        nap(0..200).await;
-        one_turn(&crowd, number).await;
+pub(super) async fn client(pool: Arc<ClientPool>, number: u64) {
+    while !pool.is_over() {
+        random_sleep(0..200).await;
+        use_lock(&pool, number).await;
     }
 }
 
@@ -30,7 +30,7 @@ fn absent(key: &str) -> Compare {
     }
 }
 
-/// Takes the lock if it is free; answers the token.
+/// Acquires the lock if it is free; returns the token.
 async fn acquire(
     coordinator: Coordinator,
     key: String,
@@ -44,7 +44,7 @@ async fn acquire(
     Ok(reply.succeeded.then_some(reply.revision))
 }
 
-/// Gives it back, if it still is the one with this token.
+/// Releases the lock if it still has this token.
 async fn release(coordinator: Coordinator, key: String, token: i64) -> Result<(), CoordError> {
     let mine = Compare { target: CompareTarget::Create(token), ..absent(&key) };
     let delete = TxnOp::Delete(DeleteRequest::key(key));
@@ -52,35 +52,36 @@ async fn release(coordinator: Coordinator, key: String, token: i64) -> Result<()
     coordinator.txn(Origin::Client, txn, false).await.map(|_| ())
 }
 
-async fn one_turn(crowd: &Crowd, number: u64) {
+async fn use_lock(pool: &ClientPool, number: u64) {
     let lock = format!("lock-{}", fastrand::u64(..2));
-    let Some(mut owned) = grant(crowd, fastrand::i64(1_000..2_500)).await else { return };
-    let asked = crowd.locks.ask();
+    let Some(mut owned) = grant(pool, fastrand::i64(1_000..2_500)).await else { return };
+    let asked = pool.locks.ask();
     let (key, id) = (lock.clone(), owned.id);
-    let taken = crowd.ask(patience(), move |coordinator| acquire(coordinator, key, number, id)).await;
-    let Some(Ok(Some(token))) = taken else { return };
-    if !is_certain_for(&owned, MARGIN) {
+    let acquire = move |coordinator: Coordinator| acquire(coordinator, key, number, id);
+    let acquired = pool.request(request_timeout(), acquire).await;
+    let Some(Ok(Some(token))) = acquired else { return };
+    if !is_valid_for(&owned, MARGIN) {
         return;
     }
-    let hold = crowd.locks.held(&lock, number, token, asked);
-    crowd.locks.accepted(&lock, token);
+    let hold = pool.locks.held(&lock, number, token, asked);
+    pool.locks.accepted(&lock, token);
     for _ in 0..fastrand::u32(0..5) {
-        // It is told in time that it may have lost the lock, because it looks at its own clock.
-        nap(0..50).await;
-        if !is_certain_for(&owned, MARGIN) {
+        // The holder detects the possible loss of the lock in time, because it checks its own clock.
+        random_sleep(0..50).await;
+        if !is_valid_for(&owned, MARGIN) {
             break;
         }
-        let left = owned.certain - tokio::time::Instant::now();
-        let kept = tokio::time::timeout(left.mul_f32(0.5), keep(crowd, &mut owned)).await;
-        if kept == Ok(false) {
-            if is_certain_for(&owned, MARGIN) {
-                crowd.shared.violation(format!("the lease of {lock}'s holder ended before its time"));
+        let left = owned.valid_until - tokio::time::Instant::now();
+        let renewed = tokio::time::timeout(left.mul_f32(0.5), keep_alive(pool, &mut owned)).await;
+        if renewed == Ok(false) {
+            if is_valid_for(&owned, MARGIN) {
+                pool.shared.violation(format!("lease of the holder of {lock} expired early"));
             }
             break;
         }
     }
-    crowd.locks.uncertain(hold);
+    pool.locks.uncertain(hold);
     if fastrand::u8(0..3) > 0 {
-        let _ = crowd.ask(patience(), move |coordinator| release(coordinator, lock, token)).await;
+        let _ = pool.request(request_timeout(), move |coordinator| release(coordinator, lock, token)).await;
     }
 }

@@ -1,5 +1,5 @@
-//! Clients that watch every key from the beginning: all of them see the same changes, each once, in order, whichever
-//! node they hear them from and however often they have to ask another.
+//! Watch clients: each watches every key from the first revision. All of them must receive the same events, each once
+//! and in order, from whichever nodes and over any number of reconnects.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicI64, Ordering};
@@ -9,25 +9,25 @@ use std::time::Duration;
 use moim_coord::{Coordinator, Event, WatchItem, WatchRequest};
 use tokio::sync::mpsc;
 
-use super::{Crowd, nap};
+use super::{ClientPool, random_sleep};
 
-/// What was heard.
+/// The events that watchers received.
 #[derive(Default)]
 pub(crate) struct Watched {
     changes: Mutex<BTreeMap<i64, Vec<String>>>,
-    /// How far each watcher is.
-    heard: [AtomicI64; 2],
+    /// The newest revision that each watcher received.
+    revisions: [AtomicI64; 2],
 }
 
 impl Watched {
-    /// Whether every watcher has heard everything up to a revision.
-    pub(crate) fn all_heard(&self, revision: i64) -> bool {
-        self.heard.iter().all(|heard| heard.load(Ordering::Relaxed) >= revision)
+    /// True if every watcher has received all events up to a revision.
+    pub(crate) fn all_received(&self, revision: i64) -> bool {
+        self.revisions().iter().all(|received| *received >= revision)
     }
 
-    /// How far the watchers are.
-    pub(crate) fn heard(&self) -> Vec<i64> {
-        self.heard.iter().map(|heard| heard.load(Ordering::Relaxed)).collect()
+    /// The newest revision of each watcher.
+    pub(crate) fn revisions(&self) -> Vec<i64> {
+        self.revisions.iter().map(|revision| revision.load(Ordering::Relaxed)).collect()
     }
 
     fn on_revision(&self, revision: i64, events: Vec<String>) -> Result<(), String> {
@@ -36,62 +36,64 @@ impl Watched {
         if *known == events {
             return Ok(());
         }
-        Err(format!("two watchers heard different things of revision {revision}: {known:?} and {events:?}"))
+        Err(format!(
+            "two watchers received different events of revision {revision}: {known:?} and {events:?}"
+        ))
     }
 }
 
-/// Ends by the end of the world only: what is told last counts, too.
-pub(super) async fn client(crowd: Arc<Crowd>, number: u64) {
+/// Runs until the end of the world: the last events count, too.
+pub(super) async fn client(pool: Arc<ClientPool>, number: u64) {
     let number = usize::try_from(number).expect("there are two watchers");
-    // The store begins at revision 1.
-    let mut heard = 1;
+    // The key space starts at revision 1.
+    let mut revision = 1;
     loop {
-        nap(10..200).await;
-        let Some(node) = crowd.shared.any_node() else { continue };
-        let (_line, mut hung_up) = crowd.shared.connect(&node);
-        let (tell, mut told) = mpsc::channel(1);
-        node.handle.spawn(watch(node.coordinator, heard + 1, tell));
-        // Now and then it turns to another node though this one is fine.
+        random_sleep(10..200).await;
+        let Some(node) = pool.shared.any_node() else { continue };
+        let (_connection, mut disconnected) = pool.shared.connect(&node);
+        let (sender, mut received) = mpsc::channel(1);
+        node.handle.spawn(watch(node.coordinator, revision + 1, sender));
+        // Sometimes switches to another node although this one works.
         let until = tokio::time::Instant::now() + Duration::from_millis(fastrand::u64(500..5_000));
         loop {
             let events = tokio::select! {
                 biased;
-                events = told.recv() => events,
-                _ = &mut hung_up => None,
+                events = received.recv() => events,
+                _ = &mut disconnected => None,
                 () = tokio::time::sleep_until(until) => None,
             };
             let Some(events) = events else { break };
-            if let Err(why) = hear(&crowd, &mut heard, &events) {
-                crowd.shared.violation(format!("watcher {number}: {why}"));
+            if let Err(why) = on_events(&pool, &mut revision, &events) {
+                pool.shared.violation(format!("watcher {number}: {why}"));
             }
-            crowd.watched.heard[number].store(heard, Ordering::Relaxed);
+            pool.watched.revisions[number].store(revision, Ordering::Relaxed);
         }
     }
 }
 
-fn hear(crowd: &Crowd, heard: &mut i64, events: &[Event]) -> Result<(), String> {
-    for one in events.chunk_by(|a, b| a.kv.mod_revision == b.kv.mod_revision) {
-        let revision = one[0].kv.mod_revision;
-        if revision != *heard + 1 {
-            return Err(format!("after revision {heard} came {revision}"));
+fn on_events(pool: &ClientPool, last: &mut i64, events: &[Event]) -> Result<(), String> {
+    for group in events.chunk_by(|a, b| a.kv.mod_revision == b.kv.mod_revision) {
+        let revision = group[0].kv.mod_revision;
+        if revision != *last + 1 {
+            return Err(format!("received revision {revision} after {last}"));
         }
-        *heard = revision;
+        *last = revision;
         let line = |event: &Event| {
             let (key, value) =
                 (String::from_utf8_lossy(&event.kv.key), String::from_utf8_lossy(&event.kv.value));
             if event.is_delete { format!("-{key}") } else { format!("{key}={value}") }
         };
-        crowd.watched.on_revision(revision, one.iter().map(line).collect())?;
+        pool.watched.on_revision(revision, group.iter().map(line).collect())?;
     }
     Ok(())
 }
 
-async fn watch(coordinator: Coordinator, from: i64, tell: mpsc::Sender<Vec<Event>>) {
+async fn watch(coordinator: Coordinator, from: i64, sender: mpsc::Sender<Vec<Event>>) {
     let mut stream = coordinator.watcher();
-    let everything = bytes::Bytes::from_static(b"\0");
+    let all_keys = bytes::Bytes::from_static(b"\0");
     let request = WatchRequest {
-        key: everything.clone(),
-        range_end: everything,
+        key: all_keys.clone(),
+        range_end: all_keys,
         start_revision: from,
         ..WatchRequest::default()
     };
@@ -101,12 +103,12 @@ async fn watch(coordinator: Coordinator, from: i64, tell: mpsc::Sender<Vec<Event
     loop {
         let item = tokio::select! {
             biased;
-            () = tell.closed() => return,
+            () = sender.closed() => return,
             item = stream.next() => item,
         };
         match item {
             Some(WatchItem::Events { batch, .. }) => {
-                if tell.send(batch.events).await.is_err() {
+                if sender.send(batch.events).await.is_err() {
                     return;
                 }
             }

@@ -1,4 +1,5 @@
-//! Clients of the queue: producers of transactions, a group that copies, readers; and what all of them were promised.
+//! Clients of the queue: transactional producers, a copying consumer group, readers; and the checks of their
+//! observations.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -9,166 +10,164 @@ use moim_wire_kafka::messages::{
     CreatableTopic, CreatableTopicConfig, CreateTopicsRequest, CreateTopicsResponse,
 };
 
+use super::kafka_client::{KafkaClient, RequestError};
 use super::producer::Producer;
-use super::wire::{Lost, Wire};
 use super::{QueueReport, Shared, group, log};
-use crate::site::{NODES, Switch, locked};
+use crate::testbed::{NODES, StopFlag, locked};
 
-/// What producers write to.
+/// Topic that producers write to.
 pub(super) const INPUT: &str = "input";
-/// Where the group copies it to.
+/// Topic that the group copies to.
 pub(super) const OUTPUT: &str = "output";
-/// Of each.
+/// Partitions of each topic.
 pub(super) const PARTITIONS: i32 = 2;
 pub(super) const WRITERS: u64 = 3;
 pub(super) const COPIERS: u64 = 2;
 
 const PAUSE: Duration = Duration::from_millis(30);
-/// How often in a row a log has to end at the same place.
-const CALM: usize = 30;
+/// Consecutive reads of the same log end that are required.
+const STABLE_READS: usize = 30;
 
-/// How a transaction ended, as far as its producer knows.
+/// Outcome of a transaction, as its producer knows it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Fate {
+enum TxnOutcome {
     Committed,
     Aborted,
     Unknown,
 }
 
 struct Transaction {
-    fate: Fate,
+    outcome: TxnOutcome,
     values: Vec<(i32, String)>,
 }
 
 /// Values by offset.
 type Log = BTreeMap<i64, String>;
 
-/// What was seen and promised so far.
+/// Observations and acknowledgements so far.
 #[derive(Default)]
-struct Seen {
+struct Observed {
     transactions: BTreeMap<(u64, u64), Transaction>,
-    /// What readers saw while things went wrong.
-    glimpses: BTreeMap<i32, Log>,
-    /// Everything there is in the end.
+    /// Records that readers saw during fault injection.
+    reads: BTreeMap<i32, Log>,
+    /// The complete logs at the end.
     logs: BTreeMap<(&'static str, i32), Log>,
-    /// Up to where the group has come.
+    /// Committed offsets of the group.
     copied: BTreeMap<i32, i64>,
     generations: u64,
     violation: Option<String>,
 }
 
-/// All clients and what they saw.
-pub(super) struct Crowd {
-    pub(super) wire: Wire,
-    pub(super) writing: Switch,
-    pub(super) copying: Switch,
-    seen: Mutex<Seen>,
+/// State shared by all clients.
+pub(super) struct ClientPool {
+    pub(super) kafka: KafkaClient,
+    pub(super) writing: StopFlag,
+    pub(super) copying: StopFlag,
+    observed: Mutex<Observed>,
 }
 
-impl Crowd {
+impl ClientPool {
     pub(super) fn new(shared: Arc<Shared>, host: usize) -> Arc<Self> {
-        let wire = Wire::new(shared, host);
         Arc::new(Self {
-            wire,
-            writing: Switch::default(),
-            copying: Switch::default(),
-            seen: Mutex::default(),
+            kafka: KafkaClient::new(shared, host),
+            writing: StopFlag::default(),
+            copying: StopFlag::default(),
+            observed: Mutex::default(),
         })
     }
 
     pub(super) fn first_violation(&self) -> Option<String> {
-        locked(&self.seen).violation.clone()
+        locked(&self.observed).violation.clone()
     }
 
-    fn wrong(&self, what: String) {
-        locked(&self.seen).violation.get_or_insert(what);
+    fn on_violation(&self, violation: String) {
+        locked(&self.observed).violation.get_or_insert(violation);
     }
 
-    fn note(&self, transaction: (u64, u64), fate: Fate) {
-        if let Some(known) = locked(&self.seen).transactions.get_mut(&transaction) {
-            known.fate = fate;
+    fn on_outcome(&self, transaction: (u64, u64), outcome: TxnOutcome) {
+        if let Some(known) = locked(&self.observed).transactions.get_mut(&transaction) {
+            known.outcome = outcome;
         }
     }
 
-    pub(super) fn note_generation(&self) {
-        locked(&self.seen).generations += 1;
+    pub(super) fn on_generation(&self) {
+        locked(&self.observed).generations += 1;
     }
 
-    /// The group has committed up to here.
-    pub(super) fn note_copied(&self, partition: i32, offset: i64) {
-        let mut seen = locked(&self.seen);
-        let known = seen.copied.entry(partition).or_default();
+    /// The group has committed this offset.
+    pub(super) fn on_group_offset(&self, partition: i32, offset: i64) {
+        let mut observed = locked(&self.observed);
+        let known = observed.copied.entry(partition).or_default();
         *known = (*known).max(offset);
     }
 
-    /// Whether the group has come to the end of what there is.
+    /// True if the group has committed the end of the input.
     pub(super) fn is_copied(&self) -> bool {
-        let seen = locked(&self.seen);
+        let observed = locked(&self.observed);
         (0..PARTITIONS).all(|partition| {
-            let last = seen.logs.get(&(INPUT, partition)).and_then(|log| log.keys().next_back());
-            last.is_none_or(|last| seen.copied.get(&partition).is_some_and(|copied| copied > last))
+            let last = observed.logs.get(&(INPUT, partition)).and_then(|log| log.keys().next_back());
+            last.is_none_or(|last| observed.copied.get(&partition).is_some_and(|copied| copied > last))
         })
     }
 
-    /// Whether what was written is there as it was promised.
-    pub(super) fn judge_input(&self) -> Result<(), String> {
-        let seen = locked(&self.seen);
-        let mut places: BTreeMap<&str, Vec<(i32, i64)>> = BTreeMap::new();
-        for ((topic, partition), log) in &seen.logs {
+    /// Checks that the input has every committed transaction completely, once and in order, and no aborted one.
+    pub(super) fn check_input(&self) -> Result<(), String> {
+        let observed = locked(&self.observed);
+        let mut positions: BTreeMap<&str, Vec<(i32, i64)>> = BTreeMap::new();
+        for ((topic, partition), log) in &observed.logs {
             for (offset, value) in log.iter().filter(|_| *topic == INPUT) {
-                places.entry(value).or_default().push((*partition, *offset));
+                positions.entry(value).or_default().push((*partition, *offset));
             }
         }
         let mut newest: BTreeMap<(u64, i32), i64> = BTreeMap::new();
-        for ((writer, number), transaction) in &seen.transactions {
-            let name = format!("transaction {number} of writer {writer} ({:?})", transaction.fate);
-            let mut there = 0;
+        for ((writer, number), transaction) in &observed.transactions {
+            let name = format!("transaction {number} of writer {writer} ({:?})", transaction.outcome);
+            let mut present = 0;
             for (partition, value) in &transaction.values {
-                let found = places.remove(value.as_str()).unwrap_or_default();
+                let found = positions.remove(value.as_str()).unwrap_or_default();
                 match found.as_slice() {
                     [] => continue,
                     [(at, offset)] if at == partition => {
-                        there += 1;
+                        present += 1;
                         let before = newest.insert((*writer, *partition), *offset);
                         if before.is_some_and(|before| before > *offset) {
-                            return Err(format!("{name}: {value} stands before what was written before it"));
+                            return Err(format!("{name}: {value} is out of order"));
                         }
                     }
                     _ => return Err(format!("{name}: {value} is at {found:?}")),
                 }
             }
-            let whole = there == transaction.values.len();
-            let right = match transaction.fate {
-                Fate::Committed => whole,
-                Fate::Aborted => there == 0,
-                Fate::Unknown => whole || there == 0,
+            let is_complete = present == transaction.values.len();
+            let is_correct = match transaction.outcome {
+                TxnOutcome::Committed => is_complete,
+                TxnOutcome::Aborted => present == 0,
+                TxnOutcome::Unknown => is_complete || present == 0,
             };
-            if !right {
-                return Err(format!("{name}: {there} of {:?} are there", transaction.values));
+            if !is_correct {
+                return Err(format!("{name}: {present} of {:?} are present", transaction.values));
             }
         }
-        if let Some((value, found)) = places.first_key_value() {
-            return Err(format!("nobody wrote {value}, which is at {found:?}"));
+        if let Some((value, found)) = positions.first_key_value() {
+            return Err(format!("no producer wrote {value}, which is at {found:?}"));
         }
-        for (partition, glimpses) in &seen.glimpses {
-            let log = &seen.logs[&(INPUT, *partition)];
-            if let Some((offset, value)) =
-                glimpses.iter().find(|(offset, value)| log.get(offset) != Some(value))
+        for (partition, reads) in &observed.reads {
+            let log = &observed.logs[&(INPUT, *partition)];
+            if let Some((offset, value)) = reads.iter().find(|(offset, value)| log.get(offset) != Some(value))
             {
                 return Err(format!(
-                    "a reader saw {value} at {offset} of partition {partition}; it is not there"
+                    "a reader saw {value} at offset {offset} of partition {partition}; it is no longer there"
                 ));
             }
         }
         Ok(())
     }
 
-    /// Whether the copy is the original, and how much there was.
-    pub(super) fn judge(&self) -> Result<QueueReport, String> {
-        let seen = locked(&self.seen);
+    /// Checks that the copy equals the original; returns the statistics.
+    pub(super) fn check_output(&self) -> Result<QueueReport, String> {
+        let observed = locked(&self.observed);
         let mut copied = 0;
         for partition in 0..PARTITIONS {
-            let values = |topic| seen.logs[&(topic, partition)].values().collect::<Vec<_>>();
+            let values = |topic| observed.logs[&(topic, partition)].values().collect::<Vec<_>>();
             let (input, output) = (values(INPUT), values(OUTPUT));
             if input != output {
                 let at = input.iter().zip(&output).position(|(one, other)| one != other);
@@ -178,37 +177,39 @@ impl Crowd {
             }
             copied += output.len();
         }
-        let count = |fate| seen.transactions.values().filter(|transaction| transaction.fate == fate).count();
+        let count = |outcome| observed.transactions.values().filter(|txn| txn.outcome == outcome).count();
         Ok(QueueReport {
-            committed: count(Fate::Committed),
-            aborted: count(Fate::Aborted),
-            unknown: count(Fate::Unknown),
+            committed: count(TxnOutcome::Committed),
+            aborted: count(TxnOutcome::Aborted),
+            unknown: count(TxnOutcome::Unknown),
             copied,
-            generations: seen.generations,
+            generations: observed.generations,
             ..QueueReport::default()
         })
     }
 }
 
-/// Makes the topics.
-pub(super) async fn found(crowd: Arc<Crowd>) {
+/// Creates the topics.
+pub(super) async fn create_topics(pool: Arc<ClientPool>) {
     for topic in [INPUT, OUTPUT] {
         let creatable = CreatableTopic {
             name: topic.into(),
             num_partitions: PARTITIONS,
             replication_factor: 3,
-            // Wall clocks here are anywhere, and what is too old by one of them would be gone.
+            // Wall clocks are random here: retention by time would delete records.
             configs: vec![CreatableTopicConfig { name: "retention.ms".into(), value: Some("-1".into()) }],
             ..Default::default()
         };
-        let question =
+        let request =
             CreateTopicsRequest { topics: vec![creatable], timeout_ms: 1_000, validate_only: false };
         loop {
-            let made: Result<CreateTopicsResponse, Lost> =
-                crowd.wire.ask(fastrand::usize(..NODES), &question, 5).await;
+            let response: Result<CreateTopicsResponse, RequestError> =
+                pool.kafka.request(fastrand::usize(..NODES), &request, 5).await;
             let exists = ErrorCode::TopicAlreadyExists as i16;
-            if made.is_ok_and(|made| made.topics.iter().all(|topic| [0, exists].contains(&topic.error_code)))
-            {
+            let is_created = |response: CreateTopicsResponse| {
+                response.topics.iter().all(|topic| [0, exists].contains(&topic.error_code))
+            };
+            if response.is_ok_and(is_created) {
                 break;
             }
             tokio::time::sleep(PAUSE).await;
@@ -217,98 +218,102 @@ pub(super) async fn found(crowd: Arc<Crowd>) {
 }
 
 /// Every other client uses transaction version 2.
-fn own_epochs(number: u64) -> bool {
+fn uses_transaction_v2(number: u64) -> bool {
     number % 2 == 1
 }
 
-/// Writes transactions, commits most of them and aborts the others.
-pub(super) async fn write(crowd: Arc<Crowd>, writer: u64) {
+/// Writes transactions; commits most of them and aborts the others.
+pub(super) async fn write(pool: Arc<ClientPool>, writer: u64) {
     let mut number = 0;
     while let Some(mut producer) =
-        Producer::begin(&crowd.wire, &format!("writer-{writer}"), own_epochs(writer), &crowd.writing).await
+        Producer::begin(&pool.kafka, &format!("writer-{writer}"), uses_transaction_v2(writer), &pool.writing)
+            .await
     {
-        while !crowd.writing.is_off() {
+        while !pool.writing.is_stopped() {
             number += 1;
-            let sound = one_transaction(&crowd, &mut producer, (writer, number)).await;
+            let may_continue = run_transaction(&pool, &mut producer, (writer, number)).await;
             tokio::time::sleep(Duration::from_millis(fastrand::u64(1..60))).await;
-            if !sound {
+            if !may_continue {
                 break;
             }
         }
-        if crowd.writing.is_off() {
+        if pool.writing.is_stopped() {
             return;
         }
     }
 }
 
-/// Answers whether the producer may go on under its identity.
-async fn one_transaction(crowd: &Crowd, producer: &mut Producer<'_>, which: (u64, u64)) -> bool {
+/// Runs one transaction. Returns whether the producer may continue with its producer id and epoch.
+async fn run_transaction(pool: &ClientPool, producer: &mut Producer<'_>, id: (u64, u64)) -> bool {
     let partitions = if fastrand::bool() { 0..PARTITIONS } else { 0..1 };
     let values: Vec<(i32, Vec<String>)> = partitions
         .map(|partition| {
             let count = fastrand::usize(1..4);
-            let value = |at| format!("{}-{}-{partition}-{at}", which.0, which.1);
+            let value = |at| format!("{}-{}-{partition}-{at}", id.0, id.1);
             (partition, (0..count).map(value).collect())
         })
         .collect();
     let flat =
         values.iter().flat_map(|(partition, values)| values.iter().map(|value| (*partition, value.clone())));
-    let transaction = Transaction { fate: Fate::Unknown, values: flat.collect() };
-    locked(&crowd.seen).transactions.insert(which, transaction);
+    let transaction = Transaction { outcome: TxnOutcome::Unknown, values: flat.collect() };
+    locked(&pool.observed).transactions.insert(id, transaction);
     let mut written = true;
     for (partition, values) in &values {
         written = written && producer.write(INPUT, *partition, values).await.is_ok();
     }
     let commits = written && fastrand::u8(..3) > 0;
     let ended = producer.end(commits).await;
-    crowd.note(
-        which,
+    pool.on_outcome(
+        id,
         match ended {
-            Ok(()) if commits => Fate::Committed,
-            Err(Lost::Unknown) if commits => Fate::Unknown,
-            // It was not asked for, or refused and never anything else: it never happens.
-            Ok(()) | Err(_) => Fate::Aborted,
+            Ok(()) if commits => TxnOutcome::Committed,
+            Err(RequestError::Unknown) if commits => TxnOutcome::Unknown,
+            // A commit was not requested, or every attempt was rejected: the transaction never commits.
+            Ok(()) | Err(_) => TxnOutcome::Aborted,
         },
     );
     written && ended.is_ok()
 }
 
-/// One member of the group that copies.
-pub(super) async fn copy(crowd: Arc<Crowd>, number: u64) {
+/// Runs one member of the copying group.
+pub(super) async fn copy(pool: Arc<ClientPool>, number: u64) {
     let mut member = group::Member::default();
     while let Some(mut producer) =
-        Producer::begin(&crowd.wire, &format!("copier-{number}"), own_epochs(number), &crowd.copying).await
+        Producer::begin(&pool.kafka, &format!("copier-{number}"), uses_transaction_v2(number), &pool.copying)
+            .await
     {
-        let mut sound = true;
-        while sound && !crowd.copying.is_off() {
-            let Ok(assigned) = member.join(&crowd.wire).await else {
+        let mut may_continue = true;
+        while may_continue && !pool.copying.is_stopped() {
+            let Ok(assigned) = member.join(&pool.kafka).await else {
                 tokio::time::sleep(PAUSE).await;
                 continue;
             };
-            crowd.note_generation();
-            while sound && !crowd.copying.is_off() && member.beat(&crowd.wire).await.is_ok() {
+            pool.on_generation();
+            while may_continue && !pool.copying.is_stopped() && member.heartbeat(&pool.kafka).await.is_ok() {
                 for partition in &assigned {
-                    sound = sound && copy_some(&crowd, &mut producer, &member, *partition).await;
+                    may_continue =
+                        may_continue && copy_batch(&pool, &mut producer, &member, *partition).await;
                 }
                 tokio::time::sleep(PAUSE).await;
             }
         }
-        if crowd.copying.is_off() {
+        if pool.copying.is_stopped() {
             return;
         }
     }
 }
 
-/// Copies what comes next in one transaction with the offset. Answers whether the producer may go on under its identity.
-async fn copy_some(
-    crowd: &Crowd,
+/// Copies the next records and commits their offset in one transaction. Returns whether the producer may continue
+/// with its producer id and epoch.
+async fn copy_batch(
+    pool: &ClientPool,
     producer: &mut Producer<'_>,
     member: &group::Member,
     partition: i32,
 ) -> bool {
-    let Ok(from) = group::committed(&crowd.wire, INPUT, partition).await else { return true };
-    crowd.note_copied(partition, from);
-    let Ok(page) = log::fetch(&crowd.wire, INPUT, partition, from).await else { return true };
+    let Ok(from) = group::committed(&pool.kafka, INPUT, partition).await else { return true };
+    pool.on_group_offset(partition, from);
+    let Ok(page) = log::fetch(&pool.kafka, INPUT, partition, from).await else { return true };
     let values: Vec<String> = page.values.into_iter().map(|(_, value)| value).collect();
     if page.next == from {
         return true;
@@ -327,17 +332,18 @@ async fn copy_some(
     producer.end(true).await.is_ok()
 }
 
-/// Looks on while things go wrong: what is seen once stays.
-pub(super) async fn read(crowd: Arc<Crowd>, partition: i32) {
+/// Reads during fault injection: a record that was visible once must stay.
+pub(super) async fn read(pool: Arc<ClientPool>, partition: i32) {
     let mut next = 0;
-    while !crowd.writing.is_off() {
-        match log::fetch(&crowd.wire, INPUT, partition, next).await {
+    while !pool.writing.is_stopped() {
+        match log::fetch(&pool.kafka, INPUT, partition, next).await {
             Ok(page) => {
                 next = page.next;
-                locked(&crowd.seen).glimpses.entry(partition).or_default().extend(page.values);
+                locked(&pool.observed).reads.entry(partition).or_default().extend(page.values);
             }
-            Err(lost) if lost.is(ErrorCode::OffsetOutOfRange) => {
-                return crowd.wrong(format!("partition {partition} ends before {next}, which was read"));
+            Err(error) if error.is(ErrorCode::OffsetOutOfRange) => {
+                let violation = format!("partition {partition} ends before offset {next}, which was read");
+                return pool.on_violation(violation);
             }
             Err(_) => {}
         }
@@ -345,20 +351,20 @@ pub(super) async fn read(crowd: Arc<Crowd>, partition: i32) {
     }
 }
 
-/// Reads all of a topic, once no transaction in it is open.
-pub(super) async fn read_to_the_end(crowd: Arc<Crowd>, topic: &'static str) {
+/// Reads a topic to its end, once it has no open transaction.
+pub(super) async fn read_to_end(pool: Arc<ClientPool>, topic: &'static str) {
     for partition in 0..PARTITIONS {
-        let (mut next, mut log, mut calm) = (0, Log::new(), 0);
-        // A leader that has just begun does not know yet how much is committed: once is not enough.
-        while calm < CALM {
-            if let Ok(page) = log::fetch(&crowd.wire, topic, partition, next).await {
+        let (mut next, mut log, mut stable_reads) = (0, Log::new(), 0);
+        // The high watermark of a new leader may lag behind: one read is not enough.
+        while stable_reads < STABLE_READS {
+            if let Ok(page) = log::fetch(&pool.kafka, topic, partition, next).await {
                 let is_end = page.next == next && page.stable == page.end && next >= page.end;
-                calm = if is_end { calm + 1 } else { 0 };
+                stable_reads = if is_end { stable_reads + 1 } else { 0 };
                 next = page.next;
                 log.extend(page.values);
             }
             tokio::time::sleep(PAUSE).await;
         }
-        locked(&crowd.seen).logs.insert((topic, partition), log);
+        locked(&pool.observed).logs.insert((topic, partition), log);
     }
 }

@@ -1,4 +1,4 @@
-//! A member of the group that copies: the classic protocol, its first member shares the partitions out.
+//! A member of the copying group, with the classic group protocol: the group leader assigns the partitions.
 
 use bytes::Bytes;
 use moim_wire_kafka::messages::{
@@ -9,25 +9,25 @@ use moim_wire_kafka::messages::{
 use moim_wire_kafka::{ErrorCode, KString};
 
 use super::clients::PARTITIONS;
+use super::kafka_client::{KafkaClient, RequestError, check_code};
 use super::producer::Membership;
-use super::wire::{Lost, Wire, said};
 
-/// The group.
+/// Group id.
 pub(super) const NAME: &str = "copy";
-/// A member that is silent for so long is out.
+/// Session timeout of a member.
 const SESSION_MS: i32 = 1_000;
 
-/// One member.
+/// One group member.
 #[derive(Default)]
 pub(super) struct Member {
     pub(super) membership: Membership,
 }
 
 impl Member {
-    /// Joins the next generation. Answers the partitions that are this member's in it.
-    pub(super) async fn join(&mut self, wire: &Wire) -> Result<Vec<i32>, Lost> {
-        let at = wire.coordinator(NAME, false).await?;
-        let question = JoinGroupRequest {
+    /// Joins the next generation; returns the partitions assigned to this member.
+    pub(super) async fn join(&mut self, kafka: &KafkaClient) -> Result<Vec<i32>, RequestError> {
+        let coordinator = kafka.coordinator(NAME, false).await?;
+        let request = JoinGroupRequest {
             group_id: NAME.into(),
             session_timeout_ms: SESSION_MS,
             rebalance_timeout_ms: SESSION_MS,
@@ -36,14 +36,14 @@ impl Member {
             protocols: vec![JoinGroupRequestProtocol { name: "each".into(), metadata: Bytes::new() }],
             ..Default::default()
         };
-        let joined: JoinGroupResponse = wire.ask(at, &question, 5).await?;
-        match said(joined.error_code) {
+        let joined: JoinGroupResponse = kafka.request(coordinator, &request, 5).await?;
+        match check_code(joined.error_code) {
             Ok(()) => {}
-            Err(lost) if lost.is(ErrorCode::MemberIdRequired) => {
+            Err(error) if error.is(ErrorCode::MemberIdRequired) => {
                 self.membership.member = joined.member_id;
-                return Err(lost);
+                return Err(error);
             }
-            Err(lost) => return Err(self.refused(lost)),
+            Err(error) => return Err(self.on_rejected(error)),
         }
         self.membership = Membership { member: joined.member_id, generation: joined.generation_id };
         let mut members: Vec<KString> = joined.members.into_iter().map(|member| member.member_id).collect();
@@ -56,53 +56,57 @@ impl Member {
             member_id: member.clone(),
             assignment: share(at),
         });
-        let question = SyncGroupRequest {
+        let request = SyncGroupRequest {
             group_id: NAME.into(),
             generation_id: self.membership.generation,
             member_id: self.membership.member.clone(),
             assignments: assignments.collect(),
             ..Default::default()
         };
-        let synced: SyncGroupResponse = wire.ask(at, &question, 3).await?;
-        said(synced.error_code).map_err(|lost| self.refused(lost))?;
+        let synced: SyncGroupResponse = kafka.request(coordinator, &request, 3).await?;
+        check_code(synced.error_code).map_err(|error| self.on_rejected(error))?;
         Ok(synced.assignment.iter().map(|partition| i32::from(*partition)).collect())
     }
 
-    /// Says that it is there. An error is a reason to join again.
-    pub(super) async fn beat(&mut self, wire: &Wire) -> Result<(), Lost> {
-        let at = wire.coordinator(NAME, false).await?;
-        let question = HeartbeatRequest {
+    /// Sends a heartbeat. After an error the member joins again.
+    pub(super) async fn heartbeat(&mut self, kafka: &KafkaClient) -> Result<(), RequestError> {
+        let coordinator = kafka.coordinator(NAME, false).await?;
+        let request = HeartbeatRequest {
             group_id: NAME.into(),
             generation_id: self.membership.generation,
             member_id: self.membership.member.clone(),
             ..Default::default()
         };
-        let answer: HeartbeatResponse = wire.ask(at, &question, 3).await?;
-        said(answer.error_code).map_err(|lost| self.refused(lost))
+        let response: HeartbeatResponse = kafka.request(coordinator, &request, 3).await?;
+        check_code(response.error_code).map_err(|error| self.on_rejected(error))
     }
 
-    fn refused(&mut self, lost: Lost) -> Lost {
-        if lost.is(ErrorCode::UnknownMemberId) {
+    fn on_rejected(&mut self, error: RequestError) -> RequestError {
+        if error.is(ErrorCode::UnknownMemberId) {
             self.membership = Membership::default();
         }
-        lost
+        error
     }
 }
 
-/// Where the group goes on; only what no open transaction is about to change.
-pub(super) async fn committed(wire: &Wire, topic: &'static str, partition: i32) -> Result<i64, Lost> {
-    let at = wire.coordinator(NAME, false).await?;
+/// Committed offset of the group, with `require_stable`: fails while an open transaction may change it.
+pub(super) async fn committed(
+    kafka: &KafkaClient,
+    topic: &'static str,
+    partition: i32,
+) -> Result<i64, RequestError> {
+    let coordinator = kafka.coordinator(NAME, false).await?;
     let topics = vec![OffsetFetchRequestTopic { name: topic.into(), partition_indexes: vec![partition] }];
-    let question = OffsetFetchRequest {
+    let request = OffsetFetchRequest {
         group_id: NAME.into(),
         topics: Some(topics),
         require_stable: true,
         ..Default::default()
     };
-    let answer: OffsetFetchResponse = wire.ask(at, &question, 7).await?;
-    said(answer.error_code)?;
-    let mut found = answer.topics.into_iter().flat_map(|topic| topic.partitions);
-    let found = found.next().ok_or(Lost::Unknown)?;
-    said(found.error_code)?;
+    let response: OffsetFetchResponse = kafka.request(coordinator, &request, 7).await?;
+    check_code(response.error_code)?;
+    let mut found = response.topics.into_iter().flat_map(|topic| topic.partitions);
+    let found = found.next().ok_or(RequestError::Unknown)?;
+    check_code(found.error_code)?;
     Ok(found.committed_offset.max(0))
 }

@@ -1,4 +1,4 @@
-//! A node of the queue on a machine: the shipped driver and broker, and the little of a node that they need.
+//! A node of the queue on a simulated host: the shipped driver and broker, and the parts of a node that they need.
 
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -8,46 +8,46 @@ use std::time::Duration;
 use moim_base::metrics::Metrics;
 use moim_base::socket::Socket;
 use moim_base::task::Scope;
-use moim_cluster::BoxFuture;
+use moim_state::BoxFuture;
 use moim_journal::DurableSink;
 use moim_queue::{Broker, BrokerOptions, BrokerParts, Reach};
 use moim_replica::driver::Driver;
 use tokio::runtime::Handle;
 
 use super::Shared;
-use crate::site::{Ground, KAFKA_PORT, Node, broker, host_named, name};
+use crate::testbed::{KAFKA_PORT, Node, NodeParts, broker, host_named, name};
 use crate::world::Process;
 
-/// A broker, and where its connections live.
+/// A broker, and the task scope of its connections.
 #[derive(Clone)]
-pub(super) struct Serves {
+pub(super) struct BrokerHandle {
     broker: Arc<Broker>,
     scope: Scope,
 }
 
-/// Opens a stream to the broker of a machine; the end of whoever asked.
+/// Opens a stream to the broker of a host; returns the client's end.
 pub(super) fn connect(shared: &Shared, from: usize, to: usize) -> io::Result<Box<dyn Socket>> {
     let node = shared.node(to).ok_or(io::ErrorKind::ConnectionRefused)?;
-    let (mine, theirs) = shared.wires.stream(from, to);
+    let (mine, theirs) = shared.links.stream(from, to);
     let peer = SocketAddr::from((Ipv4Addr::LOCALHOST, u16::try_from(from).unwrap_or(0)));
-    let serves = node.serves;
-    let _there = node.handle.enter();
-    serves.scope.spawn("sim-connection", async move { serves.broker.serve(theirs, peer).await });
+    let service = node.service;
+    let _context = node.handle.enter();
+    service.scope.spawn("sim-connection", async move { service.broker.serve(theirs, peer).await });
     Ok(mine)
 }
 
-/// How brokers reach each other.
-struct Others {
+/// Connects brokers to each other.
+struct PeerBrokers {
     shared: Arc<Shared>,
     from: usize,
 }
 
-impl Reach for Others {
+impl Reach for PeerBrokers {
     fn reach(&self, host: String, _: u16) -> BoxFuture<'_, io::Result<Box<dyn Socket>>> {
         Box::pin(async move {
             tokio::time::sleep(Duration::from_millis(fastrand::u64(1..5))).await;
             let to = host_named(&host).ok_or(io::ErrorKind::NotFound)?;
-            if self.shared.wires.is_cut(self.from, to) {
+            if self.shared.links.is_cut(self.from, to) {
                 return Err(io::ErrorKind::TimedOut.into());
             }
             connect(&self.shared, self.from, to)
@@ -55,7 +55,7 @@ impl Reach for Others {
     }
 }
 
-/// The disk has something: copies that follow are the driver's, the others the broker's.
+/// Passes durability notifications of followed replicas to the driver, and of led replicas to the broker.
 struct Sink {
     driver: Arc<Driver>,
     broker: Arc<dyn DurableSink>,
@@ -82,42 +82,42 @@ fn options(host: usize) -> BrokerOptions {
         group_initial_rebalance_delay_ms: 20,
         group_min_session_timeout_ms: 200,
         compaction_check_ms: 500,
-        // Shorter than machines stand still and disks are slow: brokers give up on each other, ask again, and what they
-        // asked first is done later.
+        // Shorter than pauses of hosts and slow syncs: requests between brokers time out and are repeated, and the
+        // first one takes effect later.
         peer_timeout_ms: 150,
         ..BrokerOptions::default()
     }
 }
 
-/// Starts the node of a machine on what its disk holds.
+/// Starts the node of a host from its disk.
 pub(super) async fn open(
     shared: Arc<Shared>,
     host: usize,
     process: Process,
     handle: Handle,
 ) -> io::Result<()> {
-    let ground = Ground::new(&shared, host, &process);
+    let parts = NodeParts::new(&shared, host, &process);
     let broker = loop {
-        let parts = BrokerParts {
+        let broker_parts = BrokerParts {
             store: Arc::new(process.store.clone()),
-            repository: Arc::clone(&ground.repository),
-            driver: Arc::clone(&ground.driver),
+            repository: Arc::clone(&parts.repository),
+            driver: Arc::clone(&parts.driver),
             clock: Arc::clone(&process.clock),
             metrics: Arc::new(Metrics::new()),
             shutdown: process.scope.shutdown().clone(),
         };
-        match Broker::open(options(host), parts).await {
+        match Broker::open(options(host), broker_parts).await {
             Ok(broker) => break broker,
-            // The core is not reached: a node would wait for it before it gets here.
+            // The core is unreachable: a real node would wait for it earlier.
             Err(_) => tokio::time::sleep(Duration::from_millis(50)).await,
         }
     };
-    broker.reach_peers_by(Arc::new(Others { shared: Arc::clone(&shared), from: host }));
-    let sink = Sink { driver: Arc::clone(&ground.driver), broker: broker.sink() };
+    broker.reach_peers_by(Arc::new(PeerBrokers { shared: Arc::clone(&shared), from: host }));
+    let sink = Sink { driver: Arc::clone(&parts.driver), broker: broker.sink() };
     process.store.set_sink(Arc::new(sink));
     broker.run_here();
-    ground.enlist(host, &process);
-    let serves = Serves { broker, scope: process.scope.clone() };
-    shared.arrive(host, Node { serves, driver: ground.driver, handle });
+    parts.register(host, &process);
+    let service = BrokerHandle { broker, scope: process.scope.clone() };
+    shared.add_node(host, Node { service, driver: parts.driver, handle });
     Ok(())
 }

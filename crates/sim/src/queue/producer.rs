@@ -1,5 +1,6 @@
-//! One transactional producer, as a careful client is: it takes an identity, numbers its batches, repeats what got no answer
-//! under the same number, and does not begin anew before it knows that it may.
+//! One transactional producer: it initializes its producer id, numbers its batches, repeats a request without a
+//! response under the same sequence number, and starts no transaction before the outcome of the previous one is
+//! known.
 
 use std::time::Duration;
 
@@ -14,46 +15,48 @@ use moim_wire_kafka::messages::{
 use moim_wire_kafka::records::BatchBuilder;
 use moim_wire_kafka::{ErrorCode, KString, Records};
 
-use super::wire::{Lost, Wire, said};
-use crate::site::Switch;
+use super::kafka_client::{KafkaClient, RequestError, check_code};
+use crate::testbed::StopFlag;
 
-/// A transaction is given up by the coordinator after this.
+/// Transaction timeout: the coordinator aborts a transaction after it.
 const TIMEOUT_MS: i32 = 2_000;
-/// How often something is asked again before the transaction is given up.
+/// Attempts of a request before the producer abandons the transaction.
 const ATTEMPTS: usize = 12;
 const PAUSE: Duration = Duration::from_millis(40);
 
-/// A member of a group, as a commit of offsets names it.
+/// Member id and generation for offset commits.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Membership {
     pub(super) member: KString,
     pub(super) generation: i32,
 }
 
-/// The producer.
+/// A transactional producer.
 pub(super) struct Producer<'a> {
-    wire: &'a Wire,
+    kafka: &'a KafkaClient,
     name: KString,
-    /// Whether it gets an epoch with every transaction and does not announce partitions (transaction version 2).
-    own_epochs: bool,
+    /// Transaction version 2: an epoch per transaction, and no AddPartitionsToTxn.
+    uses_transaction_v2: bool,
     id: i64,
     epoch: i16,
-    /// The next number in every partition that was written to under this identity.
+    /// Next sequence number of every partition under this producer epoch.
     sequences: std::collections::BTreeMap<(&'static str, i32), i32>,
 }
 
 impl<'a> Producer<'a> {
-    /// Takes an identity: whoever had it before is fenced, and what it left open is given up. None when the run is over.
+    /// Initializes the producer id: a previous holder is fenced and its open transaction is aborted. `None` if the run
+    /// ends.
     pub(super) async fn begin(
-        wire: &'a Wire,
+        kafka: &'a KafkaClient,
         name: &str,
-        own_epochs: bool,
-        goes_on: &Switch,
+        uses_transaction_v2: bool,
+        stop: &StopFlag,
     ) -> Option<Self> {
         let sequences = Default::default();
-        let mut producer = Self { wire, name: name.into(), own_epochs, id: -1, epoch: -1, sequences };
+        let mut producer =
+            Self { kafka, name: name.into(), uses_transaction_v2, id: -1, epoch: -1, sequences };
         while producer.init().await.is_err() {
-            if goes_on.is_off() {
+            if stop.is_stopped() {
                 return None;
             }
             tokio::time::sleep(PAUSE).await;
@@ -61,27 +64,27 @@ impl<'a> Producer<'a> {
         Some(producer)
     }
 
-    async fn init(&mut self) -> Result<(), Lost> {
-        let at = self.wire.coordinator(&self.name, true).await?;
-        let question = InitProducerIdRequest {
+    async fn init(&mut self) -> Result<(), RequestError> {
+        let coordinator = self.kafka.coordinator(&self.name, true).await?;
+        let request = InitProducerIdRequest {
             transactional_id: Some(self.name.clone()),
             transaction_timeout_ms: TIMEOUT_MS,
             ..Default::default()
         };
-        let answer: InitProducerIdResponse = self.wire.ask(at, &question, 4).await?;
-        said(answer.error_code)?;
-        (self.id, self.epoch) = (answer.producer_id, answer.producer_epoch);
+        let response: InitProducerIdResponse = self.kafka.request(coordinator, &request, 4).await?;
+        check_code(response.error_code)?;
+        (self.id, self.epoch) = (response.producer_id, response.producer_epoch);
         self.sequences.clear();
         Ok(())
     }
 
-    /// Writes into the open transaction.
+    /// Produces a batch in the open transaction.
     pub(super) async fn write(
         &mut self,
         topic: &'static str,
         partition: i32,
         values: &[String],
-    ) -> Result<(), Lost> {
+    ) -> Result<(), RequestError> {
         let topics = vec![AddPartitionsToTxnTopic { name: topic.into(), partitions: vec![partition] }];
         let add = AddPartitionsToTxnRequest {
             v3_and_below_transactional_id: self.name.clone(),
@@ -90,13 +93,13 @@ impl<'a> Producer<'a> {
             v3_and_below_topics: topics,
             ..Default::default()
         };
-        if !self.own_epochs {
-            self.again(Step::Add(add)).await?;
+        if !self.uses_transaction_v2 {
+            self.retry(Step::Add(add)).await?;
         }
         let next = self.sequences.get(&(topic, partition)).copied().unwrap_or(0);
-        // One that gives up at once aborts while its batch is on its way: it may come behind the marker.
+        // A producer that does not retry aborts while its batch is in flight: the batch may arrive after the marker.
         let attempts = if fastrand::u8(..4) == 0 { 1 } else { ATTEMPTS };
-        self.attempts(attempts, Step::Produce(topic, partition, self.batch(values, next))).await?;
+        self.retry_up_to(attempts, Step::Produce(topic, partition, self.batch(values, next))).await?;
         let count = i32::try_from(values.len()).unwrap_or(0);
         self.sequences.insert((topic, partition), next + count);
         Ok(())
@@ -111,43 +114,43 @@ impl<'a> Producer<'a> {
         batch.build()
     }
 
-    async fn produce(&self, topic: &'static str, partition: i32, batch: Bytes) -> Result<(), Lost> {
-        let (at, _) = self.wire.leader(topic, partition).await?;
+    async fn produce(&self, topic: &'static str, partition: i32, batch: Bytes) -> Result<(), RequestError> {
+        let (leader, _) = self.kafka.leader(topic, partition).await?;
         let data = PartitionProduceData { index: partition, records: Some(Records::Bytes(batch)) };
         let data = TopicProduceData { name: topic.into(), partition_data: vec![data], ..Default::default() };
-        let question = ProduceRequest {
+        let request = ProduceRequest {
             transactional_id: Some(self.name.clone()),
             acks: -1,
             timeout_ms: 1_000,
             topic_data: vec![data],
         };
-        let version = if self.own_epochs { 12 } else { 9 };
-        let answer: ProduceResponse = self.wire.ask(at, &question, version).await?;
-        let results = answer.responses.iter().flat_map(|topic| &topic.partition_responses);
+        let version = if self.uses_transaction_v2 { 12 } else { 9 };
+        let response: ProduceResponse = self.kafka.request(leader, &request, version).await?;
+        let results = response.responses.iter().flat_map(|topic| &topic.partition_responses);
         let mut results = results.map(|result| result.error_code);
         match results.next() {
-            // It was taken before, and the answer got lost.
+            // An earlier attempt was appended, and its response was lost.
             Some(code) if code == ErrorCode::DuplicateSequenceNumber as i16 => Ok(()),
-            Some(code) => said(code),
-            None => Err(Lost::Unknown),
+            Some(code) => check_code(code),
+            None => Err(RequestError::Unknown),
         }
     }
 
-    /// Puts offsets of a group into the open transaction.
+    /// Adds an offset commit of a group to the open transaction.
     pub(super) async fn commit_offset(
         &mut self,
         group: &'static str,
         membership: &Membership,
         (topic, partition, offset): (&'static str, i32, i64),
-    ) -> Result<(), Lost> {
+    ) -> Result<(), RequestError> {
         let add = AddOffsetsToTxnRequest {
             transactional_id: self.name.clone(),
             producer_id: self.id,
             producer_epoch: self.epoch,
             group_id: group.into(),
         };
-        if !self.own_epochs {
-            self.again(Step::AddOffsets(add)).await?;
+        if !self.uses_transaction_v2 {
+            self.retry(Step::AddOffsets(add)).await?;
         }
         let partition = TxnOffsetCommitRequestPartition {
             partition_index: partition,
@@ -164,89 +167,93 @@ impl<'a> Producer<'a> {
             topics: vec![TxnOffsetCommitRequestTopic { name: topic.into(), partitions: vec![partition] }],
             ..Default::default()
         };
-        self.again(Step::Commit(group, commit)).await
+        self.retry(Step::Commit(group, commit)).await
     }
 
-    /// Ends the transaction. Unknown when nobody said how it ended: the identity must be taken anew then.
-    pub(super) async fn end(&mut self, committed: bool) -> Result<(), Lost> {
-        let question = EndTxnRequest {
+    /// Ends the transaction. After an unknown outcome the producer id must be initialized again.
+    pub(super) async fn end(&mut self, committed: bool) -> Result<(), RequestError> {
+        let request = EndTxnRequest {
             transactional_id: self.name.clone(),
             producer_id: self.id,
             producer_epoch: self.epoch,
             committed,
         };
-        let mut unsure = false;
+        let mut is_uncertain = false;
         for _ in 0..ATTEMPTS {
-            let asked = async {
-                let at = self.wire.coordinator(&self.name, true).await?;
-                let version = if self.own_epochs { 5 } else { 3 };
-                let answer: EndTxnResponse =
-                    self.wire.ask(at, &question, version).await.inspect_err(|_| unsure = true)?;
-                said(answer.error_code)?;
-                Ok((answer.producer_id, answer.producer_epoch))
+            let attempt = async {
+                let coordinator = self.kafka.coordinator(&self.name, true).await?;
+                let version = if self.uses_transaction_v2 { 5 } else { 3 };
+                let response: EndTxnResponse = self
+                    .kafka
+                    .request(coordinator, &request, version)
+                    .await
+                    .inspect_err(|_| is_uncertain = true)?;
+                check_code(response.error_code)?;
+                Ok((response.producer_id, response.producer_epoch))
             };
-            match asked.await {
+            match attempt.await {
                 Ok(next) => {
-                    if self.own_epochs {
+                    if self.uses_transaction_v2 {
                         (self.id, self.epoch) = next;
                         self.sequences.clear();
                     }
                     return Ok(());
                 }
-                Err(lost) if is_passing(lost) => tokio::time::sleep(PAUSE).await,
-                // An earlier attempt may have ended it before it was refused.
-                Err(_) if unsure => return Err(Lost::Unknown),
-                Err(lost) => return Err(lost),
+                Err(error) if is_retriable(error) => tokio::time::sleep(PAUSE).await,
+                // An earlier attempt with an unknown outcome may have ended the transaction.
+                Err(_) if is_uncertain => return Err(RequestError::Unknown),
+                Err(error) => return Err(error),
             }
         }
-        Err(Lost::Unknown)
+        Err(RequestError::Unknown)
     }
 
-    /// Repeats what may be repeated.
-    async fn again(&self, step: Step) -> Result<(), Lost> {
-        self.attempts(ATTEMPTS, step).await
+    /// Sends an idempotent request with retries.
+    async fn retry(&self, step: Step) -> Result<(), RequestError> {
+        self.retry_up_to(ATTEMPTS, step).await
     }
 
-    async fn attempts(&self, attempts: usize, step: Step) -> Result<(), Lost> {
-        let mut last = Lost::Unknown;
+    async fn retry_up_to(&self, attempts: usize, step: Step) -> Result<(), RequestError> {
+        let mut last = RequestError::Unknown;
         for _ in 0..attempts {
             match self.attempt(&step).await {
                 Ok(()) => return Ok(()),
-                Err(lost) if is_passing(lost) => last = lost,
-                Err(lost) => return Err(lost),
+                Err(error) if is_retriable(error) => last = error,
+                Err(error) => return Err(error),
             }
             tokio::time::sleep(PAUSE).await;
         }
         Err(last)
     }
 
-    async fn attempt(&self, step: &Step) -> Result<(), Lost> {
+    async fn attempt(&self, step: &Step) -> Result<(), RequestError> {
         match step {
             Step::Add(add) => {
-                let at = self.wire.coordinator(&self.name, true).await?;
-                let answer: AddPartitionsToTxnResponse = self.wire.ask(at, add, 3).await?;
-                let topics = answer.results_by_topic_v3_and_below.iter();
+                let coordinator = self.kafka.coordinator(&self.name, true).await?;
+                let response: AddPartitionsToTxnResponse = self.kafka.request(coordinator, add, 3).await?;
+                let topics = response.results_by_topic_v3_and_below.iter();
                 let mut results = topics.flat_map(|topic| &topic.results_by_partition);
-                results.try_for_each(|result| said(result.partition_error_code))
+                results.try_for_each(|result| check_code(result.partition_error_code))
             }
             Step::Produce(topic, partition, batch) => self.produce(topic, *partition, batch.clone()).await,
             Step::AddOffsets(add) => {
-                let at = self.wire.coordinator(&self.name, true).await?;
-                let answer: AddOffsetsToTxnResponse = self.wire.ask(at, add, 3).await?;
-                said(answer.error_code)
+                let coordinator = self.kafka.coordinator(&self.name, true).await?;
+                let response: AddOffsetsToTxnResponse = self.kafka.request(coordinator, add, 3).await?;
+                check_code(response.error_code)
             }
             Step::Commit(group, commit) => {
-                let at = self.wire.coordinator(group, false).await?;
-                let version = if self.own_epochs { 5 } else { 3 };
-                let answer: TxnOffsetCommitResponse = self.wire.ask(at, commit, version).await?;
-                let mut results = answer.topics.iter().flat_map(|topic| &topic.partitions);
-                results.try_for_each(|result| said(result.error_code))
+                let coordinator = self.kafka.coordinator(group, false).await?;
+                let version = if self.uses_transaction_v2 { 5 } else { 3 };
+                let response: TxnOffsetCommitResponse =
+                    self.kafka.request(coordinator, commit, version).await?;
+                let mut results = response.topics.iter().flat_map(|topic| &topic.partitions);
+                results.try_for_each(|result| check_code(result.error_code))
             }
         }
     }
 }
 
-/// What a transaction consists of, but for its end. All of it may be asked twice.
+/// The requests of a transaction before its end. All of them may be repeated.
 enum Step {
     Add(AddPartitionsToTxnRequest),
     Produce(&'static str, i32, Bytes),
@@ -254,10 +261,10 @@ enum Step {
     Commit(&'static str, TxnOffsetCommitRequest),
 }
 
-/// Whether the same question may be answered otherwise soon.
-fn is_passing(lost: Lost) -> bool {
-    match lost {
-        Lost::Unknown => true,
-        Lost::Refused(code) => ErrorCode::try_from(code).is_ok_and(ErrorCode::is_retriable),
+/// True if a repeated request may succeed.
+fn is_retriable(error: RequestError) -> bool {
+    match error {
+        RequestError::Unknown => true,
+        RequestError::Rejected(code) => ErrorCode::try_from(code).is_ok_and(ErrorCode::is_retriable),
     }
 }

@@ -1,5 +1,5 @@
-//! Clients of the store: registers, pairs of keys, counters and keys with a time to live, every value written once, every
-//! question sent once.
+//! Clients of the store: registers, pairs of keys, counters and keys with a time to live. Every value is written
+//! once, and no command is retried.
 
 use std::collections::BTreeMap;
 use std::future::poll_fn;
@@ -10,25 +10,25 @@ use std::time::Duration;
 
 use bytes::BytesMut;
 use moim_base::socket::Socket;
-use moim_history::{Counters, Fate, Found, Op, Outcome, Recorder, Seen, Step, check};
+use moim_history::{Counters, Fate, Found, Op, Outcome, Recorder, Seen, Step};
 use moim_slots::slot_of;
 use moim_wire_resp::{ReplyDecoder, Value, command};
 
-use super::time::{Asked, Expiries};
-use super::{Shared, Switch, locked};
+use super::time::{Expiries, RequestTimes};
+use super::{Shared, StopFlag, locked};
 
 const REGISTERS: usize = 4;
 const PAIRS: usize = 2;
 const COUNTERS: usize = 2;
-/// Slots of keys with a time to live.
+/// Number of hash tags of keys with a time to live.
 const TAGS: usize = 6;
-/// Reads and writes a key that it declares.
+/// Script that reads and writes a declared key.
 const SWAP: &str = "local old = redis.call('GET', KEYS[1]) redis.call('SET', KEYS[1], ARGV[1]) return old";
-/// Writes two keys that it does not declare.
+/// Script that writes two undeclared keys.
 const PUT_BOTH: &str = "redis.call('SET', ARGV[1], ARGV[3]) return redis.call('SET', ARGV[2], ARGV[3])";
 const TTL_MS: std::ops::Range<u64> = 3_000..9_000;
 
-/// Every key that clients use, one for each slot.
+/// The keys that clients use, one for each slot.
 pub(super) fn keys(has_ttls: bool) -> impl Iterator<Item = String> {
     let registers = (0..REGISTERS).map(|number| format!("register-{number}"));
     let counters = (0..COUNTERS).map(|number| format!("counter-{number}"));
@@ -36,8 +36,8 @@ pub(super) fn keys(has_ttls: bool) -> impl Iterator<Item = String> {
     registers.chain(counters).chain(tags).chain((0..PAIRS).map(|pair| format!("{{pair-{pair}}}a")))
 }
 
-/// All clients and what they saw.
-pub(super) struct Crowd {
+/// State shared by all clients, with their histories.
+pub(super) struct ClientPool {
     shared: Arc<Shared>,
     host: usize,
     registers: Recorder,
@@ -45,25 +45,25 @@ pub(super) struct Crowd {
     pub(super) expiries: Mutex<Expiries>,
     has_ttls: bool,
     has_scripts: bool,
-    over: Switch,
+    stop: StopFlag,
     values: AtomicU64,
     pub(super) answered: AtomicU64,
     pub(super) unknown: AtomicU64,
     violations: Mutex<Vec<String>>,
 }
 
-/// How a question ended that has no answer.
-enum Lost {
-    /// It certainly had no effect.
-    Refused,
-    /// Nobody knows.
+/// Why a command has no reply.
+enum RequestError {
+    /// The command was rejected and had no effect.
+    Rejected,
+    /// The outcome is unknown.
     Unknown,
 }
 
-/// Where a shard is: the machine, and the shard's number.
-type Place = (usize, u16);
+/// Location of a shard: host and shard number.
+type ShardLocation = (usize, u16);
 
-impl Crowd {
+impl ClientPool {
     pub(super) fn new(shared: Arc<Shared>, host: usize, has_ttls: bool, has_scripts: bool) -> Arc<Self> {
         Arc::new(Self {
             shared,
@@ -73,7 +73,7 @@ impl Crowd {
             expiries: Mutex::default(),
             has_ttls,
             has_scripts,
-            over: Switch::default(),
+            stop: StopFlag::default(),
             values: AtomicU64::new(0),
             answered: AtomicU64::new(0),
             unknown: AtomicU64::new(0),
@@ -82,15 +82,15 @@ impl Crowd {
     }
 
     pub(super) fn stop(&self) {
-        self.over.off();
+        self.stop.stop();
     }
 
     pub(super) fn first_violation(&self) -> Option<String> {
         locked(&self.violations).first().cloned()
     }
 
-    /// Whether every node knows a primary for every slot.
-    pub(super) fn serves(&self) -> bool {
+    /// True if every node knows a primary for every slot.
+    pub(super) fn is_every_slot_served(&self) -> bool {
         (0..self.shared.nodes).all(|host| {
             self.shared
                 .node(host)
@@ -98,97 +98,106 @@ impl Crowd {
         })
     }
 
-    /// What everybody saw, judged.
-    pub(super) fn judge(&self) -> Result<(), String> {
+    /// Checks the histories of all clients.
+    pub(super) fn check(&self) -> Result<(), String> {
         let history = self.registers.history();
         let unknown = history.entries.iter().filter(|entry| entry.fate == Fate::Unknown).count();
         self.unknown.fetch_add(unknown as u64, Ordering::Relaxed);
-        check(&history).map_err(|error| error.to_string())?;
+        moim_history::check(&history).map_err(|error| error.to_string())?;
         self.counters.check().map_err(|error| error.to_string())
     }
 
-    /// Where a key is, as some node believes.
-    fn place(&self, key: &str) -> Option<Place> {
+    /// Location of a key, according to a random node.
+    fn locate(&self, key: &str) -> Option<ShardLocation> {
         let node = self.shared.node(fastrand::usize(..self.shared.nodes))?;
         let view = node.service.shared().view.load();
         let shard = view.owner(slot_of(key.as_bytes()))?;
         Some((host_named(&view.primary(shard)?.host)?, shard))
     }
 
-    /// Asks a node once: commands on one connection. The first error, or the last answer.
-    async fn ask(&self, place: Place, commands: &[&[&str]]) -> Result<Value, Lost> {
-        let (host, shard) = place;
-        let node = self.shared.node(host).ok_or(Lost::Refused)?;
-        let (mut socket, theirs) = self.shared.wires.stream(self.host, host);
+    /// Sends commands to a node on one connection. Returns the first error reply, or the last reply.
+    async fn request(&self, location: ShardLocation, commands: &[&[&str]]) -> Result<Value, RequestError> {
+        let (host, shard) = location;
+        let node = self.shared.node(host).ok_or(RequestError::Rejected)?;
+        let (mut socket, theirs) = self.shared.links.stream(self.host, host);
         {
-            let _there = node.handle.enter();
+            let _context = node.handle.enter();
             node.service.adopt(shard, theirs);
         }
         drop(node);
         let mut request = BytesMut::new();
         commands.iter().for_each(|words| command::encode(&mut request, words));
         if socket.try_write(&[IoSlice::new(&request)]).is_err() {
-            // Nobody is at the other end: the node does not have the shard.
-            return Err(Lost::Refused);
+            // The stream is closed: the node does not have the shard.
+            return Err(RequestError::Rejected);
         }
-        let patience = Duration::from_millis(fastrand::u64(100..1_500));
-        let answer = tokio::time::timeout(patience, read(socket.as_mut(), commands.len())).await;
-        match answer {
+        let timeout = Duration::from_millis(fastrand::u64(100..1_500));
+        let reply = tokio::time::timeout(timeout, read(socket.as_mut(), commands.len())).await;
+        match reply {
             Ok(Some(value)) => Ok(value),
-            Ok(None) | Err(_) => Err(Lost::Unknown),
+            Ok(None) | Err(_) => Err(RequestError::Unknown),
         }
     }
 
-    /// Asks whoever has the key, and remembers where that is.
-    async fn send(&self, known: &mut BTreeMap<u16, Place>, words: &[&str]) -> Result<Value, Lost> {
-        self.send_all(known, words[1], &[words]).await
+    /// Sends a command to the primary of its key, and remembers the location.
+    async fn send(
+        &self,
+        locations: &mut BTreeMap<u16, ShardLocation>,
+        words: &[&str],
+    ) -> Result<Value, RequestError> {
+        self.send_all(locations, words[1], &[words]).await
     }
 
-    /// The same with several commands on one connection.
+    /// Like [`Self::send`], with several commands on one connection.
     async fn send_all(
         &self,
-        known: &mut BTreeMap<u16, Place>,
+        locations: &mut BTreeMap<u16, ShardLocation>,
         key: &str,
         commands: &[&[&str]],
-    ) -> Result<Value, Lost> {
+    ) -> Result<Value, RequestError> {
         let slot = slot_of(key.as_bytes());
-        let believed = known.get(&slot).copied().or_else(|| self.place(key));
-        let place = believed.ok_or(Lost::Refused)?;
-        let answer = self.ask(place, commands).await;
-        self.shared.trace.note(format_args!("{commands:?} at {place:?}: {}", described(&answer)));
-        match answer {
+        let location = locations.get(&slot).copied().or_else(|| self.locate(key));
+        let location = location.ok_or(RequestError::Rejected)?;
+        let reply = self.request(location, commands).await;
+        self.shared.trace.record(format_args!("{commands:?} at {location:?}: {}", describe(&reply)));
+        match reply {
             Ok(Value::Error(text)) => {
-                known.remove(&slot);
-                self.on_error(known, slot, &String::from_utf8_lossy(&text))
+                locations.remove(&slot);
+                self.on_error(locations, slot, &String::from_utf8_lossy(&text))
             }
             Ok(value) => {
-                known.insert(slot, place);
+                locations.insert(slot, location);
                 self.answered.fetch_add(1, Ordering::Relaxed);
                 Ok(value)
             }
-            Err(lost) => {
-                known.remove(&slot);
-                Err(lost)
+            Err(error) => {
+                locations.remove(&slot);
+                Err(error)
             }
         }
     }
 
-    fn on_error(&self, known: &mut BTreeMap<u16, Place>, slot: u16, text: &str) -> Result<Value, Lost> {
+    fn on_error(
+        &self,
+        locations: &mut BTreeMap<u16, ShardLocation>,
+        slot: u16,
+        text: &str,
+    ) -> Result<Value, RequestError> {
         let mut words = text.split(' ');
         match words.next() {
             Some("MOVED") => {
-                let place = words.nth(1).and_then(place_named);
-                known.extend(place.map(|place| (slot, place)));
+                let location = words.nth(1).and_then(parse_location);
+                locations.extend(location.map(|location| (slot, location)));
             }
             Some(
                 "BUSY" | "ASK" | "TRYAGAIN" | "CLUSTERDOWN" | "LOADING" | "READONLY" | "MASTERDOWN"
                 | "NOREPLICAS",
             ) => {}
-            // A script finds out where it touches a key.
+            // Error of a script that accesses an undeclared key of another shard.
             Some("ERR") if text.contains("non local key") => {}
-            _ => locked(&self.violations).push(format!("a client heard: {text}")),
+            _ => locked(&self.violations).push(format!("unexpected error reply: {text}")),
         }
-        Err(Lost::Refused)
+        Err(RequestError::Rejected)
     }
 
     fn unique(&self) -> String {
@@ -196,11 +205,11 @@ impl Crowd {
     }
 }
 
-fn described(answer: &Result<Value, Lost>) -> String {
-    match answer {
+fn describe(reply: &Result<Value, RequestError>) -> String {
+    match reply {
         Ok(value) => format!("{value:?}"),
-        Err(Lost::Refused) => "nobody is there".to_owned(),
-        Err(Lost::Unknown) => "nothing".to_owned(),
+        Err(RequestError::Rejected) => "rejected".to_owned(),
+        Err(RequestError::Unknown) => "no reply".to_owned(),
     }
 }
 
@@ -208,16 +217,16 @@ fn host_named(name: &str) -> Option<usize> {
     name.strip_prefix("host-")?.parse().ok()
 }
 
-/// `host-1:6380` is shard 1 on machine 1.
-fn place_named(address: &str) -> Option<Place> {
+/// `host-1:6380` is shard 1 on host 1.
+fn parse_location(address: &str) -> Option<ShardLocation> {
     let (host, port) = address.split_once(':')?;
     Some((host_named(host)?, port.parse::<u16>().ok()?.checked_sub(6_379)?))
 }
 
-/// Reads so many answers; the first error among them, or the last one.
-async fn read(socket: &mut dyn Socket, answers: usize) -> Option<Value> {
+/// Reads this many replies; returns the first error among them, or the last reply.
+async fn read(socket: &mut dyn Socket, replies: usize) -> Option<Value> {
     let (mut bytes, mut decoder) = (BytesMut::with_capacity(4096), ReplyDecoder::new(1 << 20));
-    let (mut left, mut error) = (answers, None);
+    let (mut left, mut error) = (replies, None);
     loop {
         if let Some(value) = decoder.decode(&mut bytes).ok()? {
             left -= 1;
@@ -234,7 +243,7 @@ async fn read(socket: &mut dyn Socket, answers: usize) -> Option<Value> {
     }
 }
 
-/// An error, or the first one of those that an EXEC answered.
+/// The error of a reply, or the first error in the reply of an EXEC.
 fn error_in(value: &Value) -> Option<Value> {
     match value {
         Value::Error(_) => Some(value.clone()),
@@ -243,33 +252,33 @@ fn error_in(value: &Value) -> Option<Value> {
     }
 }
 
-/// Works until the faults are over.
-pub(super) async fn client(crowd: Arc<Crowd>, number: u64) {
-    let mut known = BTreeMap::new();
-    while !crowd.over.is_off() {
-        let went_well = one(&crowd, number, &mut known).await;
-        let nap = if went_well { fastrand::u64(1..30) } else { fastrand::u64(10..60) };
-        tokio::time::sleep(Duration::from_millis(nap)).await;
+/// Sends commands until the end of fault injection.
+pub(super) async fn client(pool: Arc<ClientPool>, number: u64) {
+    let mut locations = BTreeMap::new();
+    while !pool.stop.is_stopped() {
+        let succeeded = run_operation(&pool, number, &mut locations).await;
+        let delay_ms = if succeeded { fastrand::u64(1..30) } else { fastrand::u64(10..60) };
+        tokio::time::sleep(Duration::from_millis(delay_ms)).await;
     }
 }
 
-async fn one(crowd: &Crowd, number: u64, known: &mut BTreeMap<u16, Place>) -> bool {
-    if crowd.has_ttls && fastrand::u8(..10) < 4 {
+async fn run_operation(pool: &ClientPool, number: u64, locations: &mut BTreeMap<u16, ShardLocation>) -> bool {
+    if pool.has_ttls && fastrand::u8(..10) < 4 {
         return if fastrand::u8(..3) == 0 {
-            set_ttl(crowd, known).await
+            set_ttl(pool, locations).await
         } else {
-            get_ttl(crowd, known).await
+            get_ttl(pool, locations).await
         };
     }
     let kind = fastrand::u8(..100);
     if kind < 25 {
         let counter = format!("counter-{}", fastrand::usize(..COUNTERS));
-        return count(crowd, number, known, &counter, kind < 18).await;
+        return run_counter(pool, number, locations, &counter, kind < 18).await;
     }
     let key = format!("register-{}", fastrand::usize(..REGISTERS));
     let pair = fastrand::usize(..PAIRS);
     let (one, two) = (format!("{{pair-{pair}}}a"), format!("{{pair-{pair}}}b"));
-    let value = crowd.unique();
+    let value = pool.unique();
     let op = match kind {
         25..50 => Op::get(key),
         50..58 => Op::delete(key),
@@ -278,20 +287,25 @@ async fn one(crowd: &Crowd, number: u64, known: &mut BTreeMap<u16, Place>) -> bo
         84..92 => Op { then: vec![Step::Put(one, value.clone()), Step::Put(two, value)], ..Op::default() },
         _ => Op { then: vec![Step::Get(one), Step::Get(two)], ..Op::default() },
     };
-    register(crowd, number, known, op).await
+    run_register(pool, number, locations, op).await
 }
 
-async fn register(crowd: &Crowd, number: u64, known: &mut BTreeMap<u16, Place>, op: Op) -> bool {
-    let id = crowd.registers.invoke(number, op.clone());
-    let answer = match op.then.as_slice() {
-        [Step::Get(key)] => crowd.send(known, &["GET", key]).await,
-        [Step::Delete(key)] => crowd.send(known, &["DEL", key]).await,
-        [Step::Put(key, value)] => crowd.send(known, &["SET", key, value]).await,
-        [Step::Get(key), Step::Put(_, value)] if crowd.has_scripts && fastrand::bool() => {
-            crowd.send_all(known, key, &[&["EVAL", SWAP, "1", key, value]]).await
+async fn run_register(
+    pool: &ClientPool,
+    number: u64,
+    locations: &mut BTreeMap<u16, ShardLocation>,
+    op: Op,
+) -> bool {
+    let id = pool.registers.invoke(number, op.clone());
+    let reply = match op.then.as_slice() {
+        [Step::Get(key)] => pool.send(locations, &["GET", key]).await,
+        [Step::Delete(key)] => pool.send(locations, &["DEL", key]).await,
+        [Step::Put(key, value)] => pool.send(locations, &["SET", key, value]).await,
+        [Step::Get(key), Step::Put(_, value)] if pool.has_scripts && fastrand::bool() => {
+            pool.send_all(locations, key, &[&["EVAL", SWAP, "1", key, value]]).await
         }
-        [Step::Get(key), Step::Put(_, value)] => crowd.send(known, &["SET", key, value, "GET"]).await,
-        [Step::Put(one, value), Step::Put(two, _)] if crowd.has_scripts && fastrand::u8(..3) > 0 => {
+        [Step::Get(key), Step::Put(_, value)] => pool.send(locations, &["SET", key, value, "GET"]).await,
+        [Step::Put(one, value), Step::Put(two, _)] if pool.has_scripts && fastrand::u8(..3) > 0 => {
             let both: &[&[&str]] = match fastrand::bool() {
                 true => &[&["SET", one, value], &["SET", two, value]],
                 false => &[&["EVAL", PUT_BOTH, "0", one, two, value]],
@@ -299,29 +313,29 @@ async fn register(crowd: &Crowd, number: u64, known: &mut BTreeMap<u16, Place>, 
             let (multi, exec): (&[&str], &[&str]) = (&["MULTI"], &["EXEC"]);
             let commands: Vec<&[&str]> =
                 [multi].into_iter().chain(both.iter().copied()).chain([exec]).collect();
-            crowd.send_all(known, one, &commands).await
+            pool.send_all(locations, one, &commands).await
         }
         [Step::Put(one, value), Step::Put(two, _)] => {
-            crowd.send(known, &["MSET", one, value, two, value]).await
+            pool.send(locations, &["MSET", one, value, two, value]).await
         }
-        [Step::Get(one), Step::Get(two)] => crowd.send(known, &["MGET", one, two]).await,
-        _ => unreachable!("no such operation"),
+        [Step::Get(one), Step::Get(two)] => pool.send(locations, &["MGET", one, two]).await,
+        _ => unreachable!("operation not generated"),
     };
-    match answer {
+    match reply {
         Ok(value) => {
             let seen = seen(&op, value);
-            crowd.registers.ok(id, Outcome { succeeded: true, revision: None, seen });
+            pool.registers.ok(id, Outcome { succeeded: true, revision: None, seen });
             true
         }
-        Err(Lost::Refused) => {
-            crowd.registers.failed(id);
+        Err(RequestError::Rejected) => {
+            pool.registers.failed(id);
             false
         }
-        Err(Lost::Unknown) => false,
+        Err(RequestError::Unknown) => false,
     }
 }
 
-/// What an answer shows.
+/// The observations in a reply.
 fn seen(op: &Op, value: Value) -> Vec<Seen> {
     match (op.then.as_slice(), value) {
         ([Step::Get(_)], value) => vec![got(&value)],
@@ -340,97 +354,97 @@ fn got(value: &Value) -> Seen {
     })
 }
 
-async fn count(
-    crowd: &Crowd,
+async fn run_counter(
+    pool: &ClientPool,
     number: u64,
-    known: &mut BTreeMap<u16, Place>,
+    locations: &mut BTreeMap<u16, ShardLocation>,
     counter: &str,
     add: bool,
 ) -> bool {
-    let (id, answer) = if add {
-        (crowd.counters.increment(number, counter), crowd.send(known, &["INCR", counter]).await)
+    let (id, reply) = if add {
+        (pool.counters.increment(number, counter), pool.send(locations, &["INCR", counter]).await)
     } else {
-        (crowd.counters.read(number, counter), crowd.send(known, &["GET", counter]).await)
+        (pool.counters.read(number, counter), pool.send(locations, &["GET", counter]).await)
     };
-    match answer {
+    match reply {
         Ok(value) => {
             let value = match &value {
                 Value::Integer(value) => u64::try_from(*value).unwrap_or(0),
                 Value::Bulk(text) => String::from_utf8_lossy(text).parse().unwrap_or(0),
                 _ => 0,
             };
-            crowd.counters.told(id, value);
+            pool.counters.told(id, value);
             true
         }
-        Err(Lost::Refused) => {
-            crowd.counters.failed(id);
+        Err(RequestError::Rejected) => {
+            pool.counters.failed(id);
             false
         }
-        Err(Lost::Unknown) => false,
+        Err(RequestError::Unknown) => false,
     }
 }
 
-/// Reads every key, however often that has to be tried: what was acknowledged is there.
-pub(super) async fn read_everything(crowd: Arc<Crowd>) {
-    let mut known = BTreeMap::new();
+/// Reads every key, with retries, to complete the history.
+pub(super) async fn read_all_keys(pool: Arc<ClientPool>) {
+    let mut locations = BTreeMap::new();
     let single = (0..REGISTERS).map(|number| Op::get(format!("register-{number}")));
     let pairs = (0..PAIRS).map(|pair| Op {
         then: vec![Step::Get(format!("{{pair-{pair}}}a")), Step::Get(format!("{{pair-{pair}}}b"))],
         ..Op::default()
     });
     for op in single.chain(pairs) {
-        while !register(&crowd, 1_000, &mut known, op.clone()).await {
+        while !run_register(&pool, 1_000, &mut locations, op.clone()).await {
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     }
     for number in 0..COUNTERS {
-        while !count(&crowd, 1_000, &mut known, &format!("counter-{number}"), false).await {
+        while !run_counter(&pool, 1_000, &mut locations, &format!("counter-{number}"), false).await {
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     }
 }
 
-/// Every shard has a write in its journal: shard time goes on from there.
-pub(super) async fn write_first(crowd: Arc<Crowd>) {
-    let mut known = BTreeMap::new();
+/// Writes to every shard, so that its journal has a time from which shard time continues.
+pub(super) async fn write_initial_keys(pool: Arc<ClientPool>) {
+    let mut locations = BTreeMap::new();
     for tag in 0..TAGS {
-        while crowd.send(&mut known, &["SET", &format!("{{ttl-{tag}}}"), "first"]).await.is_err() {
+        while pool.send(&mut locations, &["SET", &format!("{{ttl-{tag}}}"), "first"]).await.is_err() {
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     }
 }
 
-/// Writes a key with a time to live, at once or in two steps.
-async fn set_ttl(crowd: &Crowd, known: &mut BTreeMap<u16, Place>) -> bool {
-    let value = crowd.unique();
+/// Writes a key with a time to live, with SET PX or with SET and PEXPIRE.
+async fn set_ttl(pool: &ClientPool, locations: &mut BTreeMap<u16, ShardLocation>) -> bool {
+    let value = pool.unique();
     let key = format!("{{ttl-{}}}{value}", fastrand::usize(..TAGS));
     let ttl_ms = fastrand::u64(TTL_MS);
     let ttl = ttl_ms.to_string();
     let in_two_steps = fastrand::u8(..4) == 0;
-    let from_ms = crowd.shared.now_ms();
-    let answer = match in_two_steps {
-        false => crowd.send(known, &["SET", &key, &value, "PX", &ttl]).await,
-        true => crowd.send(known, &["SET", &key, &value]).await,
+    let from_ms = pool.shared.now_ms();
+    let reply = match in_two_steps {
+        false => pool.send(locations, &["SET", &key, &value, "PX", &ttl]).await,
+        true => pool.send(locations, &["SET", &key, &value]).await,
     };
-    let asked = Asked { from_ms, until_ms: crowd.shared.now_ms() };
+    let times = RequestTimes { from_ms, until_ms: pool.shared.now_ms() };
     let set_ttl = (!in_two_steps).then_some(ttl_ms);
-    match answer {
-        Ok(_) => locked(&crowd.expiries).on_set(&key, &value, set_ttl, Some(asked)),
-        Err(Lost::Unknown) => locked(&crowd.expiries).on_set(&key, &value, set_ttl, None),
-        Err(Lost::Refused) => {}
+    match reply {
+        Ok(_) => locked(&pool.expiries).on_set(&key, &value, set_ttl, Some(times)),
+        Err(RequestError::Unknown) => locked(&pool.expiries).on_set(&key, &value, set_ttl, None),
+        Err(RequestError::Rejected) => {}
     }
-    if !in_two_steps || answer.is_err() {
-        return answer.is_ok();
+    if !in_two_steps || reply.is_err() {
+        return reply.is_ok();
     }
     tokio::time::sleep(Duration::from_millis(fastrand::u64(1..200))).await;
-    locked(&crowd.expiries).before_expire(&key, ttl_ms, crowd.shared.now_ms());
-    match crowd.send(known, &["PEXPIRE", &key, &ttl]).await {
+    locked(&pool.expiries).before_expire(&key, ttl_ms, pool.shared.now_ms());
+    match pool.send(locations, &["PEXPIRE", &key, &ttl]).await {
         Ok(Value::Integer(1)) => {
-            locked(&crowd.expiries).on_expire(&key, ttl_ms, crowd.shared.now_ms());
+            locked(&pool.expiries).on_expire(&key, ttl_ms, pool.shared.now_ms());
             true
         }
-        Ok(answer) => {
-            locked(&crowd.violations).push(format!("PEXPIRE of {key}, which was written: {answer:?}"));
+        Ok(reply) => {
+            locked(&pool.violations).push(format!("PEXPIRE of {key}, which was written: {reply:?}"));
             false
         }
         Err(_) => false,
@@ -438,34 +452,34 @@ async fn set_ttl(crowd: &Crowd, known: &mut BTreeMap<u16, Place>) -> bool {
 }
 
 /// Reads a key with a time to live.
-async fn get_ttl(crowd: &Crowd, known: &mut BTreeMap<u16, Place>) -> bool {
-    let key = locked(&crowd.expiries).any();
+async fn get_ttl(pool: &ClientPool, locations: &mut BTreeMap<u16, ShardLocation>) -> bool {
+    let key = locked(&pool.expiries).recent_key();
     match key {
-        Some(key) => check_ttl(crowd, known, &key).await,
+        Some(key) => check_ttl(pool, locations, &key).await,
         None => false,
     }
 }
 
-async fn check_ttl(crowd: &Crowd, known: &mut BTreeMap<u16, Place>, key: &str) -> bool {
-    let from_ms = crowd.shared.now_ms();
-    let Ok(answer) = crowd.send(known, &["GET", key]).await else { return false };
-    let asked = Asked { from_ms, until_ms: crowd.shared.now_ms() };
-    let found = match &answer {
+async fn check_ttl(pool: &ClientPool, locations: &mut BTreeMap<u16, ShardLocation>, key: &str) -> bool {
+    let from_ms = pool.shared.now_ms();
+    let Ok(reply) = pool.send(locations, &["GET", key]).await else { return false };
+    let times = RequestTimes { from_ms, until_ms: pool.shared.now_ms() };
+    let found = match &reply {
         Value::Bulk(bytes) => Some(String::from_utf8_lossy(bytes)),
         _ => None,
     };
-    if let Err(what) = locked(&crowd.expiries).on_get(key, found.as_deref(), asked) {
-        locked(&crowd.violations).push(what);
+    if let Err(violation) = locked(&pool.expiries).on_get(key, found.as_deref(), times) {
+        locked(&pool.violations).push(violation);
     }
     true
 }
 
-/// Reads every key that had a time to live.
-pub(super) async fn read_ttls(crowd: Arc<Crowd>) {
-    let mut known = BTreeMap::new();
-    let keys = locked(&crowd.expiries).keys();
+/// Reads every key that was written with a time to live.
+pub(super) async fn read_ttls(pool: Arc<ClientPool>) {
+    let mut locations = BTreeMap::new();
+    let keys = locked(&pool.expiries).keys();
     for key in keys {
-        while !check_ttl(&crowd, &mut known, &key).await {
+        while !check_ttl(&pool, &mut locations, &key).await {
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     }

@@ -1,4 +1,4 @@
-//! A node of the store on a machine: the shipped driver and service, and the little of a node that they need.
+//! A node of the store on a simulated host: the shipped driver and service, and the parts of a node that they need.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr};
@@ -10,7 +10,7 @@ use moim_base::metrics::Metrics;
 use moim_base::socket::Socket;
 use moim_base::task::Scope;
 use moim_base::{BrokerId, Clock};
-use moim_cluster::{BoxFuture, StateRepository, Txn};
+use moim_state::{BoxFuture, StateRepository, Txn};
 use moim_journal::DurableSink;
 use moim_replica::controller::ControllerTuning;
 use moim_replica::controller::term::{self as controller_term, ControllerTermParts, LogEnds, Peers};
@@ -20,16 +20,16 @@ use moim_slots::service::{Options, Parts, Service};
 use tokio::runtime::Handle;
 
 use super::Shared;
-use super::wires::Remote;
-use crate::site::Present;
+use super::links::Remote;
+use crate::testbed::Presence;
 use crate::world::Process;
 
-/// A node that can be asked.
+/// A running node.
 #[derive(Clone)]
 pub(super) struct Node {
     pub(super) service: Arc<Service>,
     pub(super) driver: Arc<Driver>,
-    /// Where its code runs.
+    /// Runtime of its process.
     pub(super) handle: Handle,
     scope: Scope,
 }
@@ -42,37 +42,37 @@ pub(super) fn host_of(node: BrokerId) -> usize {
     usize::try_from(node.0 - 1).unwrap_or(0)
 }
 
-/// Whom a connection is for.
+/// The service at the other end of a peer connection.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Whom {
+enum PeerService {
     Driver,
     Store,
 }
 
-/// Reaches the other nodes.
-struct Dial {
+/// Connects to other nodes.
+struct PeerDialler {
     shared: Arc<Shared>,
     from: usize,
-    whom: Whom,
+    target: PeerService,
 }
 
-impl Dialler for Dial {
+impl Dialler for PeerDialler {
     fn dial(&self, node: BrokerId) -> BoxFuture<'_, io::Result<Box<dyn Socket>>> {
         Box::pin(async move {
             let to = host_of(node);
             tokio::time::sleep(Duration::from_millis(fastrand::u64(1..5))).await;
-            if self.shared.wires.is_cut(self.from, to) {
+            if self.shared.links.is_cut(self.from, to) {
                 return Err(io::ErrorKind::TimedOut.into());
             }
             let node = self.shared.node(to).ok_or(io::ErrorKind::ConnectionRefused)?;
-            let (mine, theirs) = self.shared.wires.stream(self.from, to);
-            let _there = node.handle.enter();
-            match self.whom {
-                Whom::Driver => node.driver.accept(theirs),
-                Whom::Store => {
+            let (mine, theirs) = self.shared.links.stream(self.from, to);
+            let _context = node.handle.enter();
+            match self.target {
+                PeerService::Driver => node.driver.accept(theirs),
+                PeerService::Store => {
                     let service = Arc::clone(&node.service);
                     node.scope.spawn("sim-peer", async move {
-                        let _ = service.serve_peer(theirs).await; // whoever asks hears of it
+                        let _ = service.serve_peer(theirs).await; // the peer sees the error
                     });
                 }
             }
@@ -81,7 +81,7 @@ impl Dialler for Dial {
     }
 }
 
-/// The disk has something: everybody is told.
+/// Passes durability notifications to the driver.
 struct Sink(Arc<Driver>);
 
 impl DurableSink for Sink {
@@ -90,7 +90,7 @@ impl DurableSink for Sink {
     }
 }
 
-/// Starts the node of a machine on what its disk holds.
+/// Starts the node of a host from its disk.
 pub(super) async fn open(
     shared: Arc<Shared>,
     host: usize,
@@ -99,15 +99,15 @@ pub(super) async fn open(
 ) -> io::Result<()> {
     let remote = Remote {
         core: Arc::clone(&shared.core),
-        wires: Arc::clone(&shared.wires),
+        links: Arc::clone(&shared.links),
         ends: (host, shared.core_host),
     };
     let repository: Arc<dyn StateRepository> = Arc::new(remote);
-    let dial = |whom| Arc::new(Dial { shared: Arc::clone(&shared), from: host, whom });
+    let dialler = |target| Arc::new(PeerDialler { shared: Arc::clone(&shared), from: host, target });
     let driver = Driver::start(DriverParts {
         node: broker(host),
         repository: Arc::clone(&repository),
-        dialler: dial(Whom::Driver),
+        dialler: dialler(PeerService::Driver),
         clock: Arc::clone(&process.clock),
         scope: process.scope.clone(),
         tuning: DriverTuning::default(),
@@ -116,7 +116,7 @@ pub(super) async fn open(
         store: Arc::new(process.store.clone()),
         repository: Arc::clone(&repository),
         driver: Arc::clone(&driver),
-        dialler: dial(Whom::Store),
+        dialler: dialler(PeerService::Store),
         clock: Arc::clone(&process.clock),
         metrics: Arc::new(Metrics::new()),
         shutdown: process.scope.shutdown().clone(),
@@ -130,7 +130,7 @@ pub(super) async fn open(
         advertise_port: 0,
         loops: 1,
         founders: shared.shards,
-        // Snapshots go to a real disk, and no journal here grows so large that one is written.
+        // Snapshots would go to a real disk; no journal here grows large enough for one.
         data: PathBuf::from("/nowhere"),
         max_memory: 0,
         frames: shared.frames,
@@ -140,60 +140,64 @@ pub(super) async fn open(
     process.store.set_sink(Arc::new(Sink(Arc::clone(&driver))));
     let others: Vec<BrokerId> = (0..shared.nodes).filter(|other| *other != host).map(broker).collect();
     driver.set_peers(&others);
-    let present = Present {
+    let presence = Presence {
         repository: Arc::clone(&repository),
         driver: Arc::clone(&driver),
         store: process.store.clone(),
         host,
         voter: shared.directories.voter(host),
     };
-    process.scope.spawn("sim-presence", present.run());
+    process.scope.spawn("sim-presence", presence.run());
     process.scope.spawn("sim-service", Arc::clone(&service).run());
-    shared.arrive(host, Node { service, driver, handle, scope: process.scope });
+    shared.add_node(host, Node { service, driver, handle, scope: process.scope });
     Ok(())
 }
 
-/// Who is silent, as the controller's machine sees it.
-pub(super) struct Pulse {
+/// Failure detector of the controller: silent nodes and hung disks, as seen from its host.
+pub(super) struct FailureDetector {
     pub(super) shared: Arc<Shared>,
     pub(super) clock: Arc<dyn Clock>,
-    pub(super) silent: Mutex<Vec<Option<u64>>>,
-    pub(super) hung: Mutex<Vec<Option<u64>>>,
+    pub(super) silent_since: Mutex<Vec<Option<u64>>>,
+    pub(super) hung_since: Mutex<Vec<Option<u64>>>,
 }
 
-impl Pulse {
-    /// Looks at everybody, again and again.
+impl FailureDetector {
+    /// Checks every node periodically.
     pub(super) async fn run(self: Arc<Self>) {
         loop {
             tokio::time::sleep(Duration::from_millis(50)).await;
             let now = self.clock.monotonic_ms();
-            let mut silent = self.silent.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut silent = self.silent_since.lock().unwrap_or_else(PoisonError::into_inner);
             for (host, since) in silent.iter_mut().enumerate() {
-                let hears = self.shared.node(host).is_some()
-                    && !self.shared.wires.is_deaf(host)
-                    && !self.shared.wires.is_cut(host, self.shared.core_host);
-                *since = if hears { None } else { Some(since.unwrap_or(now)) };
+                let responds = self.shared.node(host).is_some()
+                    && !self.shared.links.is_unresponsive(host)
+                    && !self.shared.links.is_cut(host, self.shared.core_host);
+                *since = if responds { None } else { Some(since.unwrap_or(now)) };
             }
-            let mut hung = self.hung.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut hung = self.hung_since.lock().unwrap_or_else(PoisonError::into_inner);
             for (host, since) in hung.iter_mut().enumerate() {
-                *since = self.shared.wires.is_hung(host).then_some(since.unwrap_or(now));
+                *since = self.shared.links.is_hung(host).then_some(since.unwrap_or(now));
             }
         }
     }
 }
 
-impl Peers for Pulse {
+impl Peers for FailureDetector {
     fn suspects(&self) -> Vec<(BrokerId, u64)> {
-        let silent = self.silent.lock().unwrap_or_else(PoisonError::into_inner);
+        let silent = self.silent_since.lock().unwrap_or_else(PoisonError::into_inner);
         silent.iter().enumerate().filter_map(|(host, since)| Some((broker(host), (*since)?))).collect()
     }
 
-    /// Those whose sync is older than a second, as the disk watch of a node has it.
+    /// Nodes with a sync of more than a second, like the disk watchdog of a real node.
     fn impaired(&self) -> Vec<BrokerId> {
         let now = self.clock.monotonic_ms();
-        let hung = self.hung.lock().unwrap_or_else(PoisonError::into_inner);
-        let old = |since: &Option<u64>| since.is_some_and(|since| now >= since + 1_000);
-        hung.iter().enumerate().filter(|(_, since)| old(since)).map(|(host, _)| broker(host)).collect()
+        let hung = self.hung_since.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_impaired = |since: &Option<u64>| since.is_some_and(|since| now >= since + 1_000);
+        hung.iter()
+            .enumerate()
+            .filter(|(_, since)| is_impaired(since))
+            .map(|(host, _)| broker(host))
+            .collect()
     }
 
     fn log_ends(&self, node: BrokerId, partitions: Vec<PartitionId>) -> BoxFuture<'static, Option<LogEnds>> {
@@ -201,7 +205,7 @@ impl Peers for Pulse {
         Box::pin(async move {
             tokio::time::sleep(Duration::from_millis(5)).await;
             let host = host_of(node);
-            if shared.wires.is_cut(host, shared.core_host) || shared.wires.is_deaf(host) {
+            if shared.links.is_cut(host, shared.core_host) || shared.links.is_unresponsive(host) {
                 return None;
             }
             let driver = shared.node(host)?.driver;
@@ -212,24 +216,23 @@ impl Peers for Pulse {
     }
 }
 
-/// The controller, on the machine of the core: it is always there, and always the same.
+/// Runs the controller, on the host of the coordination core: it never fails and never changes.
 pub(super) async fn control(shared: Arc<Shared>, clock: Arc<dyn Clock>) {
-    let pulse = Pulse {
-        silent: Mutex::new(vec![None; shared.nodes]),
-        hung: Mutex::new(vec![None; shared.nodes]),
+    let detector = Arc::new(FailureDetector {
+        silent_since: Mutex::new(vec![None; shared.nodes]),
+        hung_since: Mutex::new(vec![None; shared.nodes]),
         shared,
         clock,
-    };
-    let pulse = Arc::new(pulse);
-    let core: Arc<dyn StateRepository> = Arc::clone(&pulse.shared.core) as _;
+    });
+    let core: Arc<dyn StateRepository> = Arc::clone(&detector.shared.core) as _;
     let put = core.txn(Txn::new().put(keys::CONTROLLER, "sim")).await;
-    let Ok(moim_cluster::TxnOutcome::Done { revision }) = put else { return };
+    let Ok(moim_state::TxnOutcome::Done { revision }) = put else { return };
     let parts = ControllerTermParts {
         repository: core,
-        clock: Arc::clone(&pulse.clock),
-        peers: Arc::clone(&pulse) as Arc<dyn Peers>,
+        clock: Arc::clone(&detector.clock),
+        peers: Arc::clone(&detector) as Arc<dyn Peers>,
         tuning: ControllerTuning::default(),
         settings: Default::default(),
     };
-    futures_util::future::join(pulse.run(), controller_term::serve(&parts, revision)).await;
+    futures_util::future::join(detector.run(), controller_term::serve(&parts, revision)).await;
 }

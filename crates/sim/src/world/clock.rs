@@ -1,5 +1,5 @@
-//! The clocks of a process: the monotonic one is the paused clock of its runtime, which the world moves; the wall clock
-//! goes with it until the world steps it.
+//! The clocks of a process: the monotonic clock is the paused clock of its runtime, which the world advances; the wall
+//! clock follows it until the world steps it.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
@@ -8,18 +8,18 @@ use std::time::Duration;
 use moim_base::clock::Clock;
 use tokio::time::Instant;
 
-/// See above. Meaningful on the process's own runtime only.
+/// Clocks of one process; valid on its own runtime only.
 pub struct HostClock {
     start: Instant,
-    /// What the monotonic side and the wall show at the start.
+    /// Monotonic time and wall clock time at `start`.
     start_ns: u64,
     start_wall_ms: i64,
-    /// By how much the machine's wall clock was stepped, altogether.
+    /// Total step of the host's wall clock.
     stepped_ms: Arc<AtomicI64>,
 }
 
 impl HostClock {
-    /// Starts at what the process's runtime shows now.
+    /// Clocks that start at the present time of the runtime.
     pub(super) fn new(start_ns: u64, start_wall_ms: i64, stepped_ms: Arc<AtomicI64>) -> Self {
         Self { start: Instant::now(), start_ns, start_wall_ms, stepped_ms }
     }

@@ -1,8 +1,8 @@
-//! A machine: a disk that stays, and a process that comes and goes.
+//! A host: a persistent disk, and a process that starts and crashes.
 //!
-//! The disk thread of a real node is a task here: it pumps the store at moments drawn from the generator, so that what
-//! was appended stays unsynced for a while. A crash takes the power from the disk first, then drops the process with
-//! every task it had; what the disk had not synced is lost, kept, or torn, as the crash says.
+//! The disk thread of a real node is a task here: it pumps the store at random times, so that appended data stays
+//! unsynced for a while. A crash cuts the power of the disk first, then drops the process with every task; unsynced
+//! data is lost, kept, or torn, as the crash specifies.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -26,78 +26,79 @@ use super::task::Task;
 use super::trace::Trace;
 
 const ROOT: &str = "/data";
-/// The wall clock of a machine that keeps time, when the world begins.
+/// Wall clock of a host with world time, at the start of the world.
 const EPOCH_MS: i64 = 1_700_000_000_000;
 
-/// What a process is given.
+/// The environment of a process.
 #[derive(Clone)]
 pub struct Process {
-    /// Its data directory.
+    /// Data directory.
     pub root: PathBuf,
-    /// The disk.
+    /// The host's disk.
     pub disk: Arc<dyn Disk>,
-    /// The store on it; somebody pumps it.
+    /// The journal store on that disk; a task of the host pumps it.
     pub store: Store,
-    /// Gets what peers ask and what the disk says.
+    /// Receives requests of peers and durability notifications of the disk.
     pub router: Router,
-    /// Reaches peers.
+    /// Transport to peers.
     pub transport: Arc<dyn Transport>,
-    /// The time.
+    /// The host's clocks.
     pub clock: Arc<dyn Clock>,
-    /// For its tasks.
+    /// Task scope of the process.
     pub scope: Scope,
 }
 
-struct Life {
+/// One process of a host, from start to crash.
+struct Instance {
     runtime: Runtime,
     router: Router,
     shutdown: Shutdown,
     store: Store,
-    /// The disk failed: what a real node would stop for.
+    /// Set when the disk failed; a real node would stop.
     failed: Arc<AtomicBool>,
-    /// When it began, by its own clock and by the world's.
-    began: Instant,
-    began_ms: u64,
+    /// Start time, by its own clock and by the world's.
+    started: Instant,
+    started_ms: u64,
 }
 
-/// A machine.
+/// A simulated machine.
 pub struct Host {
     number: usize,
     network: Network,
     trace: Trace,
     disk: SimDisk,
-    life: Option<Life>,
+    instance: Option<Instance>,
     paused: bool,
     now_ms: u64,
-    /// The longest the disk takes for a sync.
+    /// Maximum duration of a sync.
     disk_ms: Arc<AtomicU64>,
-    /// Syncs do not return.
+    /// Set while the disk hangs: syncs do not return.
     hangs: Arc<AtomicBool>,
-    /// Its wall clock shows the world's time, but for its steps; otherwise every process begins at a time of its own.
-    keeps_time: bool,
-    /// How far its wall clock is from the world's time.
+    /// True if the wall clock shows world time plus its steps; otherwise every process starts at a random wall time.
+    uses_world_time: bool,
+    /// Offset of the wall clock from world time.
     stepped_ms: Arc<AtomicI64>,
-    /// What the syncs of this process have made durable.
+    /// Durable ends after the last syncs of this process.
     synced: Arc<Mutex<Synced>>,
-    /// What recovery must find, or tell that it is damaged.
-    owed: Ends,
-    is_rotten: bool,
+    /// The ends that recovery must reach, unless it reports damage.
+    expected_ends: Ends,
+    has_bit_rot: bool,
 }
 
-/// Where journals end.
+/// End offset of each journal.
 type Ends = BTreeMap<JournalId, i64>;
 
-/// The durable ends of journals after the last two syncs: nothing vouches for what the last one wrote.
+/// The durable ends of journals after the last two syncs: no later record vouches for the last one.
 #[derive(Default)]
 struct Synced {
     last: Ends,
-    before: Ends,
+    previous: Ends,
 }
 
 impl Synced {
-    fn note(&mut self, ends: Ends) {
+    fn on_sync(&mut self, ends: Ends) {
         if ends != self.last {
-            self.before = std::mem::replace(&mut self.last, ends);
+            self.previous = std::mem::replace(&mut self.last, ends);
         }
     }
 }
@@ -108,8 +109,8 @@ fn durable_ends(store: &Store) -> Ends {
     synced.map(|journal| (journal.id(), journal.durable_end())).collect()
 }
 
-/// The lesser end of each journal that both name.
-fn lesser(one: &Ends, other: &Ends) -> Ends {
+/// The lower end of each journal that is in both.
+fn lower_ends(one: &Ends, other: &Ends) -> Ends {
     one.iter().filter_map(|(id, end)| Some((*id, *end.min(other.get(id)?)))).collect()
 }
 
@@ -123,7 +124,7 @@ impl DurableSink for Sink {
 
 fn store_options(failed: &Arc<AtomicBool>) -> StoreOptions {
     let failed = Arc::clone(failed);
-    // Small, so that files are changed, recycled and checkpointed all the time.
+    // Small limits, so that files are rotated, recycled and checkpointed frequently.
     StoreOptions {
         commit_file_bytes: 64 << 10,
         first_commit_file_bytes: 16 << 10,
@@ -141,17 +142,17 @@ fn store_options(failed: &Arc<AtomicBool>) -> StoreOptions {
 async fn pump(store: Store, disk_ms: Arc<AtomicU64>, hangs: Arc<AtomicBool>, synced: Arc<Mutex<Synced>>) {
     loop {
         let longest = disk_ms.load(Ordering::Relaxed);
-        let nap = if fastrand::u8(0..50) == 0 {
+        let delay_ms = if fastrand::u8(0..50) == 0 {
             fastrand::u64(0..=longest * 8)
         } else {
             fastrand::u64(0..=longest)
         };
-        tokio::time::sleep(Duration::from_millis(nap.max(1))).await;
+        tokio::time::sleep(Duration::from_millis(delay_ms.max(1))).await;
         if hangs.load(Ordering::Relaxed) {
             continue;
         }
         store.pump();
-        synced.lock().unwrap_or_else(PoisonError::into_inner).note(durable_ends(&store));
+        synced.lock().unwrap_or_else(PoisonError::into_inner).on_sync(durable_ends(&store));
     }
 }
 
@@ -171,44 +172,44 @@ impl Host {
             network,
             trace,
             disk,
-            life: None,
+            instance: None,
             paused: false,
             now_ms: 0,
             disk_ms,
             hangs: Arc::default(),
-            keeps_time: false,
+            uses_world_time: false,
             stepped_ms: Arc::default(),
             synced: Arc::default(),
-            owed: Ends::new(),
-            is_rotten: false,
+            expected_ends: Ends::new(),
+            has_bit_rot: false,
         }
     }
 
-    /// What its peers call it.
+    /// Address of the host, for its peers.
     pub fn address(&self) -> String {
         address(self.number)
     }
 
-    /// Switches it on: a process begins, on what the disk holds, which has no damage.
+    /// Starts a process on the disk. Panics if the store cannot be opened.
     pub fn start(&mut self) -> Process {
         let number = self.number;
         self.try_start().unwrap_or_else(|error| panic!("host {number} cannot open its store: {error}"))
     }
 
-    /// Switches it on, unless the store refuses what the disk holds.
+    /// Starts a process on the disk; fails if the store refuses to open.
     pub fn try_start(&mut self) -> Result<Process, OpenError> {
-        assert!(self.life.is_none(), "host {} runs already", self.number);
-        self.trace.note(format_args!("host {} starts", self.number));
+        assert!(self.instance.is_none(), "host {} runs already", self.number);
+        self.trace.record(format_args!("host {} starts", self.number));
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build();
         let runtime = runtime.expect("a runtime without drivers always starts");
         let failed = Arc::new(AtomicBool::new(false));
         let (shutdown, router) = (Shutdown::new(), Router::new());
-        let (began, process) = {
-            let _inside = runtime.enter();
-            // Two machines never show the same time, unless they keep it.
-            let (start_ns, elsewhere_ms) = (fastrand::u64(0..1 << 40), fastrand::i64(1 << 40..1 << 41));
+        let (started, process) = {
+            let _context = runtime.enter();
+            // Two hosts never show the same time, unless they use world time.
+            let (start_ns, random_ms) = (fastrand::u64(0..1 << 40), fastrand::i64(1 << 40..1 << 41));
             let true_ms = EPOCH_MS + i64::try_from(self.now_ms).unwrap_or(0);
-            let wall_ms = if self.keeps_time { true_ms } else { elsewhere_ms };
+            let wall_ms = if self.uses_world_time { true_ms } else { random_ms };
             let clock = HostClock::new(start_ns, wall_ms, Arc::clone(&self.stepped_ms));
             let clock: Arc<dyn Clock> = Arc::new(clock);
             let disk: Arc<dyn Disk> = Arc::new(self.disk.clone());
@@ -229,75 +230,77 @@ impl Host {
         self.synced = Arc::default();
         let (disk_ms, hangs) = (Arc::clone(&self.disk_ms), Arc::clone(&self.hangs));
         runtime.spawn(pump(process.store.clone(), disk_ms, hangs, Arc::clone(&self.synced)));
-        self.network.begin_life(self.number);
+        self.network.on_start(self.number);
         self.paused = false;
         let store = process.store.clone();
-        self.life = Some(Life { runtime, router, shutdown, store, failed, began, began_ms: self.now_ms });
+        let started_ms = self.now_ms;
+        self.instance = Some(Instance { runtime, router, shutdown, store, failed, started, started_ms });
         Ok(process)
     }
 
-    /// Whether a process runs, paused or not.
+    /// True if a process runs, paused or not.
     pub fn is_up(&self) -> bool {
-        self.life.is_some()
+        self.instance.is_some()
     }
 
-    /// Whether it stands still.
+    /// True if the process is paused.
     pub fn is_paused(&self) -> bool {
         self.paused
     }
 
-    /// Whether its disk has failed or lost power: time to [`Host::crash`].
+    /// True if the disk failed or lost power: the caller must [`Host::crash`] the host.
     pub fn has_failed(&self) -> bool {
-        self.life.as_ref().is_some_and(|life| life.failed.load(Ordering::SeqCst))
+        self.instance.as_ref().is_some_and(|instance| instance.failed.load(Ordering::SeqCst))
     }
 
-    /// Whether a task of its process panicked.
+    /// True if a task of the process panicked.
     pub fn has_panicked(&self) -> bool {
-        self.life.as_ref().is_some_and(|life| life.shutdown.has_panicked())
+        self.instance.as_ref().is_some_and(|instance| instance.shutdown.has_panicked())
     }
 
-    /// The runtime of its process.
+    /// Runtime of the process.
     pub fn handle(&self) -> Option<Handle> {
-        self.life.as_ref().map(|life| life.runtime.handle().clone())
+        self.instance.as_ref().map(|instance| instance.runtime.handle().clone())
     }
 
-    /// Runs something in its process.
+    /// Spawns a task in the process.
     pub fn spawn<T: Send + 'static>(
         &self,
         work: impl Future<Output = T> + Send + 'static,
     ) -> Option<Task<T>> {
-        self.life.as_ref().map(|life| Task::spawn(life.runtime.handle(), work))
+        self.instance.as_ref().map(|instance| Task::spawn(instance.runtime.handle(), work))
     }
 
-    /// Takes the power away in the middle of a write: at this many operations of the disk from now.
+    /// Cuts the power after this many disk operations, possibly in the middle of a write.
     pub fn cut_power_after(&self, operations: u64) {
-        self.trace.note(format_args!("host {} loses power after {operations} disk operations", self.number));
+        self.trace
+            .record(format_args!("host {} loses power after {operations} disk operations", self.number));
         self.disk.set_fault(Some((self.disk.operations() + operations, Fault::PowerCut)));
     }
 
-    /// Ends the process, without a word to anybody.
+    /// Crashes the process without notifying peers or clients.
     pub fn crash(&mut self, survival: Survival, seed: u64) {
-        let Some(life) = self.life.take() else { return };
-        self.trace.note(format_args!("host {} crashes, {survival:?} unsynced survives", self.number));
+        let Some(instance) = self.instance.take() else { return };
+        self.trace.record(format_args!("host {} crashes, {survival:?} unsynced survives", self.number));
         let after = self.disk.crash(survival, seed);
-        let now = durable_ends(&life.store);
+        let now = durable_ends(&instance.store);
         {
             let synced = self.synced.lock().unwrap_or_else(PoisonError::into_inner);
-            // A log that was cut back since owes less.
-            self.owed = lesser(&synced.last, &now);
+            // A log that was truncated since is expected to end earlier.
+            self.expected_ends = lower_ends(&synced.last, &now);
         }
-        self.network.end_life(self.number);
-        // Tasks that are dropped may still ask what time it is.
-        let handle = life.runtime.handle().clone();
-        let _inside = handle.enter();
-        drop(life);
+        self.network.on_crash(self.number);
+        // Dropped tasks may still read the clock.
+        let handle = instance.runtime.handle().clone();
+        let _context = handle.enter();
+        drop(instance);
         self.disk = after;
         self.paused = false;
     }
 
-    /// Flips one bit somewhere on the disk of a machine that is off; says where.
-    pub fn rot(&mut self, random: &mut fastrand::Rng) -> Option<String> {
-        assert!(self.life.is_none(), "host {} runs", self.number);
+    /// Flips one bit on the disk of a host that is off; returns its position.
+    pub fn flip_bit(&mut self, random: &mut fastrand::Rng) -> Option<String> {
+        assert!(self.instance.is_none(), "host {} runs", self.number);
         let len = |path: &PathBuf| self.disk.stat(path).ok().flatten().map_or(0, |stat| stat.len);
         let mut kinds: BTreeMap<String, Vec<PathBuf>> = BTreeMap::new();
         for path in self.disk.files().into_iter().filter(|path| len(path) > 0) {
@@ -311,55 +314,55 @@ impl Host {
         let file = self.disk.open(path).ok()?;
         let mut bytes = vec![0; usize::try_from(len(path)).ok()?];
         file.pread(0, &mut bytes).ok()?;
-        // Mostly where something was written: files are longer than what they hold.
-        let places = (0..200).map(|_| random.usize(..bytes.len())).find(|at| bytes[*at] != 0);
-        let at = places.unwrap_or(0) as u64 * 8 + random.u64(..8);
+        // Mostly in written bytes: files are preallocated.
+        let position = (0..200).map(|_| random.usize(..bytes.len())).find(|at| bytes[*at] != 0);
+        let at = position.unwrap_or(0) as u64 * 8 + random.u64(..8);
         self.disk.rot(path, at);
-        self.is_rotten = true;
-        // Nothing vouches for what was synced last.
+        self.has_bit_rot = true;
+        // No later record vouches for the last sync.
         let synced = self.synced.lock().unwrap_or_else(PoisonError::into_inner);
-        self.owed = lesser(&self.owed, &synced.before);
-        let what = format!("bit {at} of {} of host {}", path.display(), self.number);
-        self.trace.note(format_args!("{what} flips"));
-        Some(what)
+        self.expected_ends = lower_ends(&self.expected_ends, &synced.previous);
+        let bit = format!("bit {at} of {} of host {}", path.display(), self.number);
+        self.trace.record(format_args!("{bit} flips"));
+        Some(bit)
     }
 
-    /// Whether a bit flipped on its disk.
-    pub fn is_rotten(&self) -> bool {
-        self.is_rotten
+    /// True if a bit flipped on the disk.
+    pub fn has_bit_rot(&self) -> bool {
+        self.has_bit_rot
     }
 
-    /// Replaces the disk of a machine that is off with an empty one.
+    /// Replaces the disk of a host that is off by an empty one.
     pub fn wipe(&mut self) {
-        assert!(self.life.is_none(), "host {} runs", self.number);
-        self.trace.note(format_args!("host {} gets an empty disk", self.number));
+        assert!(self.instance.is_none(), "host {} runs", self.number);
+        self.trace.record(format_args!("host {} gets an empty disk", self.number));
         self.disk = empty_disk();
-        self.owed.clear();
-        self.is_rotten = false;
+        self.expected_ends.clear();
+        self.has_bit_rot = false;
     }
 
-    /// Whether the journals that are open have everything that was durable before the last crash, or know their damage. At
-    /// every other time everything is read, too: whatever is given out must be what was written.
+    /// Checks that every open journal has all data that was durable before the last crash, or reports damage. On every
+    /// other call all frames are read, too: a frame that is returned must match its checksum.
     pub fn check_recovered(&self) -> Result<(), String> {
-        let Some(life) = &self.life else { return Ok(()) };
-        for journal in life.store.open_journals() {
-            let owed = self.owed.get(&journal.id()).copied().unwrap_or(0);
-            if journal.end() < owed && !journal.is_damaged() {
+        let Some(instance) = &self.instance else { return Ok(()) };
+        for journal in instance.store.open_journals() {
+            let expected = self.expected_ends.get(&journal.id()).copied().unwrap_or(0);
+            if journal.end() < expected && !journal.is_damaged() {
                 return Err(format!(
-                    "journal {} of host {} ends at {}, but was durable up to {owed}, and has no damage",
+                    "journal {} of host {} ends at {}, was durable up to {expected}, and reports no damage",
                     journal.id(),
                     self.number,
                     journal.end(),
                 ));
             }
-            if self.is_rotten && (self.now_ms / super::TICK_MS).is_multiple_of(2) {
+            if self.has_bit_rot && (self.now_ms / super::TICK_MS).is_multiple_of(2) {
                 self.check_frames(&journal)?;
             }
         }
         Ok(())
     }
 
-    /// Reads a journal to its end, or to its damage.
+    /// Reads a journal up to its end or its damage.
     fn check_frames(&self, journal: &Journal) -> Result<(), String> {
         let mut from = journal.start();
         while let Ok(read) = journal.read(from, journal.end(), 1 << 16) {
@@ -372,7 +375,7 @@ impl Host {
             }
             let Some(frames) = journal.split(&bytes) else {
                 return Err(format!(
-                    "journal {} of host {} gives out frames with wrong checksums from {from} on",
+                    "journal {} of host {} returns frames with a checksum mismatch from offset {from}",
                     journal.id(),
                     self.number,
                 ));
@@ -385,56 +388,56 @@ impl Host {
         Ok(())
     }
 
-    /// Stops its time, as SIGSTOP does.
+    /// Pauses the process, like SIGSTOP.
     pub fn pause(&mut self) {
-        self.trace.note(format_args!("host {} stands still", self.number));
+        self.trace.record(format_args!("host {} pauses", self.number));
         self.paused = true;
     }
 
-    /// Lets its time catch up.
+    /// Resumes the process; its clock catches up at once.
     pub fn resume(&mut self) {
         if self.paused {
-            self.trace.note(format_args!("host {} goes on", self.number));
+            self.trace.record(format_args!("host {} resumes", self.number));
             self.paused = false;
         }
     }
 
-    /// From its next start on its wall clock shows the world's time, but for its steps.
-    pub fn keep_time(&mut self) {
-        self.keeps_time = true;
+    /// From its next start on, the wall clock shows world time plus its steps.
+    pub fn use_world_time(&mut self) {
+        self.uses_world_time = true;
     }
 
-    /// Steps its wall clock, so that it is so far from the world's time; its monotonic clock goes on.
+    /// Steps the wall clock to this offset from world time; the monotonic clock is not affected.
     pub fn set_wall_offset_ms(&self, offset_ms: i64) {
-        self.trace.note(format_args!("wall clock of host {} is off by {offset_ms} ms", self.number));
+        self.trace.record(format_args!("wall clock of host {} is off by {offset_ms} ms", self.number));
         self.stepped_ms.store(offset_ms, Ordering::Relaxed);
     }
 
-    /// How long the disk takes for a sync, at most; now and then eight times that.
+    /// Sets the maximum duration of a sync; one in fifty takes up to eight times that.
     pub fn set_disk_ms(&self, longest: u64) {
         self.disk_ms.store(longest, Ordering::Relaxed);
     }
 
-    /// While the disk hangs nothing is written and no sync returns; what is in memory can be read.
+    /// While the disk hangs nothing is written and no sync returns; data in memory can be read.
     pub fn set_disk_hangs(&self, hangs: bool) {
         if self.hangs.swap(hangs, Ordering::Relaxed) != hangs {
-            let what = if hangs { "hangs" } else { "goes on" };
-            self.trace.note(format_args!("the disk of host {} {what}", self.number));
+            let state = if hangs { "hangs" } else { "recovers" };
+            self.trace.record(format_args!("disk of host {} {state}", self.number));
         }
     }
 
-    /// Lets its process run until the world's time.
+    /// Runs the process until `now_ms` of world time.
     pub(super) fn run_until(&mut self, now_ms: u64) {
         self.now_ms = now_ms;
-        let Some(life) = self.life.as_ref().filter(|_| !self.paused) else { return };
-        let due = life.began + Duration::from_millis(now_ms - life.began_ms);
-        life.runtime.block_on(async {
+        let Some(instance) = self.instance.as_ref().filter(|_| !self.paused) else { return };
+        let due = instance.started + Duration::from_millis(now_ms - instance.started_ms);
+        instance.runtime.block_on(async {
             let behind = due.saturating_duration_since(Instant::now());
             if behind > Duration::from_millis(super::TICK_MS) {
-                // It stood still: everything that is overdue is due at once.
+                // The process was paused: all overdue timers fire at once.
                 tokio::time::advance(behind - Duration::from_millis(super::TICK_MS)).await;
             }
-            self.network.deliver(self.number, &life.router, life.runtime.handle());
+            self.network.deliver(self.number, &instance.router, instance.runtime.handle());
             tokio::time::sleep_until(due).await;
         });
     }

@@ -1,8 +1,8 @@
-//! Wires between hosts: requests and replies as bytes, late, lost, out of order, or cut off in one direction.
+//! The network between hosts: requests and replies as bytes, delayed, lost, reordered, or cut in one direction.
 //!
-//! A packet is lost when its link is cut at either end of its way, and never reaches a later life of its receiver. As
-//! with TCP, nothing is lost in silence for ever: a while later the connection breaks, and every call that was under way
-//! on it fails. So does a connection whose other end died. Nothing is ever delivered in the tick in which it was sent.
+//! A packet is lost if its link is cut when it is sent or when it arrives, and it never reaches a later process of its
+//! receiver. As with TCP, loss is detected: after a while the connection breaks, and every call in flight on it fails.
+//! So does a connection whose other end crashed. No packet is delivered in the tick in which it was sent.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -16,22 +16,22 @@ use tokio::sync::oneshot;
 use super::TICK_MS;
 use super::trace::Trace;
 
-/// How the wires are.
+/// Loss and delay of the links.
 #[derive(Clone, Copy, Debug)]
-pub struct Weather {
-    /// Of a thousand packets, how many are lost.
+pub struct LinkQuality {
+    /// Lost packets per thousand.
     pub lost: u32,
-    /// Most packets take up to this long.
+    /// Maximum delay of most packets.
     pub delay_ms: u64,
-    /// Of a thousand packets, how many take up to `late_ms`.
+    /// Packets per thousand with a delay of up to `late_ms`.
     pub late: u32,
-    /// See `late`.
+    /// Maximum delay of late packets.
     pub late_ms: u64,
 }
 
-impl Weather {
-    /// A quiet local network.
-    pub const FAIR: Self = Self { lost: 0, delay_ms: 4, late: 2, late_ms: 30 };
+impl LinkQuality {
+    /// A healthy local network.
+    pub const HEALTHY: Self = Self { lost: 0, delay_ms: 4, late: 2, late_ms: 30 };
 }
 
 enum Body {
@@ -41,38 +41,38 @@ enum Body {
 
 struct Packet {
     from: usize,
-    /// Who called whom: the connection it travels on.
-    line: (usize, usize),
-    from_life: u64,
-    to_life: u64,
+    /// The connection it travels on: caller and callee.
+    connection: (usize, usize),
+    from_instance: u64,
+    to_instance: u64,
     body: Body,
 }
 
-struct Wires {
+struct NetworkState {
     random: fastrand::Rng,
     trace: Trace,
     now_ms: u64,
-    weather: Weather,
-    /// From, to.
+    quality: LinkQuality,
+    /// Cut links, as (from, to).
     cut: BTreeSet<(usize, usize)>,
-    /// Of each host, which life it is in, and whether it lives.
-    lives: Vec<(u64, bool)>,
-    /// By receiver, then time, then order of sending.
+    /// Process number of each host, and whether that process runs.
+    instances: Vec<(u64, bool)>,
+    /// Packets by receiver, then arrival time, then order of sending.
     queued: Vec<BTreeMap<(u64, u64), Packet>>,
-    /// With their connections.
+    /// Calls in flight, with their connections.
     calls: BTreeMap<u64, ((usize, usize), oneshot::Sender<Bytes>)>,
-    /// Connections that will break, and when.
-    doomed: BTreeMap<(usize, usize), u64>,
+    /// Connections that will break, with the time.
+    breaks_at: BTreeMap<(usize, usize), u64>,
     next: u64,
 }
 
-/// The wires. Clones are the same.
+/// Handle to the network; clones share it.
 #[derive(Clone)]
 pub struct Network {
-    wires: Arc<Mutex<Wires>>,
+    state: Arc<Mutex<NetworkState>>,
 }
 
-/// What a host answers to as a member of a group.
+/// Address of a host as a group member.
 pub(super) fn address(host: usize) -> String {
     format!("host-{host}")
 }
@@ -81,188 +81,189 @@ fn host_of(address: &str) -> Option<usize> {
     address.strip_prefix("host-")?.parse().ok()
 }
 
-impl Wires {
-    fn send(&mut self, from: usize, to: usize, to_life: u64, body: Body) {
-        let line = match body {
+impl NetworkState {
+    fn send(&mut self, from: usize, to: usize, to_instance: u64, body: Body) {
+        let connection = match body {
             Body::Request { .. } => (from, to),
             Body::Reply { .. } => (to, from),
         };
-        let weather = self.weather;
+        let quality = self.quality;
         let draw = self.random.u32(0..1_000);
-        if draw < weather.lost || self.cut.contains(&(from, to)) {
-            self.doom(line);
+        if draw < quality.lost || self.cut.contains(&(from, to)) {
+            self.break_later(connection);
             return;
         }
-        let longest = if draw < weather.lost + weather.late { weather.late_ms } else { weather.delay_ms };
+        let longest = if draw < quality.lost + quality.late { quality.late_ms } else { quality.delay_ms };
         self.next += 1;
         let at = (self.now_ms + TICK_MS + self.random.u64(0..=longest), self.next);
-        self.queued[to].insert(at, Packet { from, line, from_life: self.lives[from].0, to_life, body });
+        let from_instance = self.instances[from].0;
+        self.queued[to].insert(at, Packet { from, connection, from_instance, to_instance, body });
     }
 
-    /// Something was lost on a connection.
-    fn doom(&mut self, line: (usize, usize)) {
+    /// A packet was lost: the connection breaks after a while.
+    fn break_later(&mut self, connection: (usize, usize)) {
         let at = self.now_ms + self.random.u64(100..2_000);
-        self.doomed.entry(line).or_insert(at);
+        self.breaks_at.entry(connection).or_insert(at);
     }
 
-    fn break_lines(&mut self) {
+    fn break_due_connections(&mut self) {
         let now_ms = self.now_ms;
         let broken: Vec<_> =
-            self.doomed.extract_if(.., |_, at| *at <= now_ms).map(|(line, _)| line).collect();
-        for line in broken {
-            self.calls.retain(|_, (of, _)| *of != line);
+            self.breaks_at.extract_if(.., |_, at| *at <= now_ms).map(|(connection, _)| connection).collect();
+        for connection in broken {
+            self.calls.retain(|_, (of, _)| *of != connection);
         }
     }
 }
 
 impl Network {
     pub(super) fn new(random: fastrand::Rng, trace: Trace) -> Self {
-        let wires = Wires {
+        let state = NetworkState {
             random,
             trace,
             now_ms: 0,
-            weather: Weather::FAIR,
+            quality: LinkQuality::HEALTHY,
             cut: BTreeSet::new(),
-            lives: Vec::new(),
+            instances: Vec::new(),
             queued: Vec::new(),
             calls: BTreeMap::new(),
-            doomed: BTreeMap::new(),
+            breaks_at: BTreeMap::new(),
             next: 0,
         };
-        Self { wires: Arc::new(Mutex::new(wires)) }
+        Self { state: Arc::new(Mutex::new(state)) }
     }
 
-    fn wires(&self) -> MutexGuard<'_, Wires> {
-        self.wires.lock().unwrap_or_else(PoisonError::into_inner)
+    fn state(&self) -> MutexGuard<'_, NetworkState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(super) fn add_host(&self) {
-        let mut wires = self.wires();
-        wires.lives.push((0, false));
-        wires.queued.push(BTreeMap::new());
+        let mut state = self.state();
+        state.instances.push((0, false));
+        state.queued.push(BTreeMap::new());
     }
 
     pub(super) fn set_now(&self, now_ms: u64) {
-        let mut wires = self.wires();
-        wires.now_ms = now_ms;
-        wires.break_lines();
+        let mut state = self.state();
+        state.now_ms = now_ms;
+        state.break_due_connections();
     }
 
-    pub(super) fn begin_life(&self, host: usize) {
-        let life = &mut self.wires().lives[host];
-        *life = (life.0 + 1, true);
+    pub(super) fn on_start(&self, host: usize) {
+        let instance = &mut self.state().instances[host];
+        *instance = (instance.0 + 1, true);
     }
 
-    pub(super) fn end_life(&self, host: usize) {
-        let mut wires = self.wires();
-        wires.lives[host].1 = false;
-        wires.queued[host].clear();
-        for other in 0..wires.lives.len() {
-            if wires.cut.contains(&(host, other)) {
-                wires.doom((other, host));
+    pub(super) fn on_crash(&self, host: usize) {
+        let mut state = self.state();
+        state.instances[host].1 = false;
+        state.queued[host].clear();
+        for other in 0..state.instances.len() {
+            if state.cut.contains(&(host, other)) {
+                state.break_later((other, host));
             } else {
-                let now_ms = wires.now_ms;
-                wires.doomed.insert((other, host), now_ms + TICK_MS);
+                let now_ms = state.now_ms;
+                state.breaks_at.insert((other, host), now_ms + TICK_MS);
             }
         }
     }
 
-    /// Changes how the wires are.
-    pub fn set_weather(&self, weather: Weather) {
-        self.wires().weather = weather;
+    /// Sets loss and delay of all links.
+    pub fn set_quality(&self, quality: LinkQuality) {
+        self.state().quality = quality;
     }
 
     /// Cuts a link in one direction.
     pub fn cut(&self, from: usize, to: usize) {
-        self.wires().cut.insert((from, to));
+        self.state().cut.insert((from, to));
     }
 
-    /// Mends every link.
-    pub fn mend(&self) {
-        self.wires().cut.clear();
+    /// Restores every link.
+    pub fn heal(&self) {
+        self.state().cut.clear();
     }
 
-    /// Whether any link is cut.
+    /// True if any link is cut.
     pub fn is_cut(&self) -> bool {
-        !self.wires().cut.is_empty()
+        !self.state().cut.is_empty()
     }
 
-    /// Hands a process what has arrived for it. On its runtime.
+    /// Delivers arrived packets to a process. Call it on the runtime of that process.
     pub(super) fn deliver(&self, to: usize, router: &Router, on: &Handle) {
         loop {
             let packet = {
-                let mut wires = self.wires();
-                let now_ms = wires.now_ms;
-                let Some(first) = wires.queued[to].first_entry().filter(|first| first.key().0 <= now_ms)
+                let mut state = self.state();
+                let now_ms = state.now_ms;
+                let Some(first) = state.queued[to].first_entry().filter(|first| first.key().0 <= now_ms)
                 else {
                     return;
                 };
                 let packet = first.remove();
-                if wires.cut.contains(&(packet.from, to)) || packet.to_life != wires.lives[to].0 {
-                    wires.doom(packet.line);
+                if state.cut.contains(&(packet.from, to)) || packet.to_instance != state.instances[to].0 {
+                    state.break_later(packet.connection);
                     continue;
                 }
                 packet
             };
-            let (from, from_life) = (packet.from, packet.from_life);
+            let (from, from_instance) = (packet.from, packet.from_instance);
             match packet.body {
                 Body::Request { call, group, bytes } => {
-                    self.note(from, to, "asks", group.0, &bytes);
+                    self.record(from, to, "request", group.0, &bytes);
                     let (router, network) = (router.clone(), self.clone());
                     on.spawn(async move {
                         let bytes = router.handle(group, bytes).await;
-                        network.wires().send(to, from, from_life, Body::Reply { call, bytes });
+                        network.state().send(to, from, from_instance, Body::Reply { call, bytes });
                     });
                 }
                 Body::Reply { call, bytes } => {
-                    let waiting = self.wires().calls.remove(&call);
-                    if let Some((_, waiting)) = waiting {
-                        self.note(from, to, "answers", call, &bytes);
-                        let _ = waiting.send(bytes);
+                    let caller = self.state().calls.remove(&call);
+                    if let Some((_, caller)) = caller {
+                        self.record(from, to, "reply", call, &bytes);
+                        let _ = caller.send(bytes);
                     }
                 }
             }
         }
     }
 
-    fn note(&self, from: usize, to: usize, what: &str, about: u64, bytes: &Bytes) {
-        let trace = self.wires().trace.clone();
+    fn record(&self, from: usize, to: usize, kind: &str, id: u64, bytes: &Bytes) {
+        let trace = self.state().trace.clone();
         let sum = bytes.iter().fold(0u32, |sum, byte| sum.rotate_left(5) ^ u32::from(*byte));
-        trace.note(format_args!("{from} {what} {to}: {:x} {} bytes {sum:x}", about, bytes.len()));
+        trace.record(format_args!("{from} to {to} {kind} {id:x}: {} bytes {sum:x}", bytes.len()));
     }
 }
 
-/// One host's way into the network.
+/// Transport of one host.
 pub struct Link {
     pub(super) network: Network,
     pub(super) host: usize,
 }
 
-/// Forgets a call whose caller does not wait any more.
-struct Waiting<'a>(&'a Network, u64);
+/// Removes a call whose caller no longer waits.
+struct PendingCall<'a>(&'a Network, u64);
 
-impl Drop for Waiting<'_> {
+impl Drop for PendingCall<'_> {
     fn drop(&mut self) {
-        self.0.wires().calls.remove(&self.1);
+        self.0.state().calls.remove(&self.1);
     }
 }
 
 impl Link {
-    /// Sends a request; `None` when its receiver is known to be down.
+    /// Sends a request; `None` if the receiver is known to be down.
     fn send(&self, to: &Member, group: GroupId, bytes: Bytes) -> Option<(u64, oneshot::Receiver<Bytes>)> {
         let target = host_of(&to.address)?;
-        let mut wires = self.network.wires();
-        let (life, lives) = *wires.lives.get(target)?;
-        let cut = wires.cut.contains(&(self.host, target)) || wires.cut.contains(&(target, self.host));
-        if !lives && !cut {
+        let mut state = self.network.state();
+        let (instance, is_up) = *state.instances.get(target)?;
+        let cut = state.cut.contains(&(self.host, target)) || state.cut.contains(&(target, self.host));
+        if !is_up && !cut {
             return None;
         }
-        wires.next += 1;
-        let call = wires.next;
-        let (done, answer) = oneshot::channel();
-        wires.calls.insert(call, ((self.host, target), done));
-        wires.send(self.host, target, life, Body::Request { call, group, bytes });
-        Some((call, answer))
+        state.next += 1;
+        let call = state.next;
+        let (sender, reply) = oneshot::channel();
+        state.calls.insert(call, ((self.host, target), sender));
+        state.send(self.host, target, instance, Body::Request { call, group, bytes });
+        Some((call, reply))
     }
 }
 
@@ -275,14 +276,14 @@ impl Transport for Link {
         timeout: Duration,
     ) -> BoxFuture<'a, Result<Bytes, TransportError>> {
         Box::pin(async move {
-            let Some((call, answer)) = self.send(to, group, request) else {
+            let Some((call, reply)) = self.send(to, group, request) else {
                 tokio::time::sleep(Duration::from_millis(TICK_MS)).await;
                 return Err(TransportError::Unreachable(to.address.clone()));
             };
-            let waiting = Waiting(&self.network, call);
-            let answer = tokio::time::timeout(timeout, answer).await;
-            drop(waiting);
-            match answer {
+            let pending = PendingCall(&self.network, call);
+            let reply = tokio::time::timeout(timeout, reply).await;
+            drop(pending);
+            match reply {
                 Ok(Ok(bytes)) => Ok(bytes),
                 Ok(Err(_)) => Err(TransportError::Broken(to.address.clone())),
                 Err(_) => Err(TransportError::TimedOut),

@@ -1,19 +1,19 @@
-//! The outcome of something that runs in a process, seen from outside.
+//! A task in a process, observed from outside of its runtime.
 
 use std::future::Future;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use tokio::runtime::Handle;
 
-/// What became of it.
+/// State of a task.
 enum State<T> {
     Running,
     Done(Option<T>),
-    /// Its process died.
+    /// The process crashed before the task ended.
     Lost,
 }
 
-/// A handle to it.
+/// Handle to a task in a process.
 pub struct Task<T> {
     state: Arc<Mutex<State<T>>>,
 }
@@ -36,7 +36,7 @@ impl<T> Drop for Guard<T> {
 }
 
 impl<T: Send + 'static> Task<T> {
-    /// Runs `work` on a runtime.
+    /// Spawns `work` on a runtime.
     pub(super) fn spawn(on: &Handle, work: impl Future<Output = T> + Send + 'static) -> Self {
         let state = Arc::new(Mutex::new(State::Running));
         let guard = Guard(Arc::clone(&state));
@@ -47,12 +47,12 @@ impl<T: Send + 'static> Task<T> {
         Self { state }
     }
 
-    /// Whether it has ended, one way or the other.
+    /// True if the task has ended or was lost.
     pub fn is_over(&self) -> bool {
         !matches!(*self.state.lock().unwrap_or_else(PoisonError::into_inner), State::Running)
     }
 
-    /// Its result, once.
+    /// Takes the result; `None` if there is none, or on a second call.
     pub fn take(&self) -> Option<T> {
         match &mut *self.state.lock().unwrap_or_else(PoisonError::into_inner) {
             State::Done(done) => done.take(),

@@ -1,13 +1,13 @@
-//! What happened, as a running checksum of everything and the newest lines of it.
+//! The trace of a run: a running hash over all lines, and the newest lines.
 
 use std::collections::VecDeque;
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// Lines kept for whoever asks why.
+/// Number of lines kept.
 const KEPT: usize = 50_000;
 
-/// Shared by everybody in a world.
+/// Handle to the trace of a world; clones share it.
 #[derive(Clone, Default)]
 pub struct Trace {
     inner: Arc<Mutex<Inner>>,
@@ -22,7 +22,7 @@ struct Inner {
 }
 
 impl Trace {
-    /// An empty one.
+    /// An empty trace.
     pub fn new() -> Self {
         Self::default()
     }
@@ -35,16 +35,16 @@ impl Trace {
         self.inner().now_ms = now_ms;
     }
 
-    /// The world's time.
+    /// Simulated time.
     pub fn now_ms(&self) -> u64 {
         self.inner().now_ms
     }
 
-    /// Takes something down.
-    pub fn note(&self, what: fmt::Arguments<'_>) {
+    /// Appends a line.
+    pub fn record(&self, event: fmt::Arguments<'_>) {
         let mut inner = self.inner();
-        let line = format!("{:>7} {what}", inner.now_ms);
-        // FNV-1a: order and content count, strength does not.
+        let line = format!("{:>7} {event}", inner.now_ms);
+        // FNV-1a: depends on order and content; collision resistance is not needed.
         let mut hash = inner.hash ^ 0xcbf2_9ce4_8422_2325;
         for byte in line.as_bytes() {
             hash = (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3);
@@ -57,17 +57,17 @@ impl Trace {
         inner.lines.push_back(line);
     }
 
-    /// The checksum of everything so far.
+    /// Hash of all lines so far.
     pub fn hash(&self) -> u64 {
         self.inner().hash
     }
 
-    /// How many lines there were.
+    /// Number of lines so far.
     pub fn count(&self) -> u64 {
         self.inner().count
     }
 
-    /// The newest lines.
+    /// The lines that are kept.
     pub fn lines(&self) -> Vec<String> {
         self.inner().lines.iter().cloned().collect()
     }

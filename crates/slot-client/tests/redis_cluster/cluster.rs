@@ -121,7 +121,7 @@ impl Cluster {
     /// Creates a cluster; `None`, with a message, where redis is not installed.
     pub(crate) async fn start() -> Option<Self> {
         if !["redis-server", "redis-cli"].iter().all(|name| on_path(name)) {
-            eprintln!("skipped: redis-server and redis-cli are not on PATH");
+            moim_base::require::skip("redis", "redis-server and redis-cli are not on PATH");
             return None;
         }
         let folder = tempfile::tempdir().unwrap();

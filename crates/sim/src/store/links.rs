@@ -1,7 +1,7 @@
-//! Streams between machines, and the coordination core as a machine sees it: both can be cut.
+//! Streams between hosts, and the coordination core as a host reaches it: both can be cut.
 //!
-//! A cut loses nothing by itself: bytes wait until it heals, as they do when packets are dropped. A machine that dies closes its
-//! streams, which the other end hears of once it can.
+//! A cut loses no bytes by itself: they are delayed until it heals, like dropped packets of TCP. A host that crashes
+//! closes its streams; the other end is notified once the link works.
 
 use std::collections::BTreeSet;
 use std::io::{self, IoSlice};
@@ -13,42 +13,42 @@ use std::time::Duration;
 use bytes::BytesMut;
 use futures_util::stream;
 use moim_base::socket::{MemorySocket, Socket};
-use moim_cluster::{
+use moim_state::{
     BoxFuture, Entry, Lease, LeaseId, MemoryRepository, RepositoryError, StateRepository, Txn, TxnOutcome,
     Watch,
 };
 
-/// How long a question to the core waits for its answer.
-const PATIENCE: Duration = Duration::from_millis(300);
+/// Timeout of a request to the core.
+const REQUEST_TIMEOUT: Duration = Duration::from_millis(300);
 
-/// Which ways are open.
+/// State of the links between hosts.
 #[derive(Default)]
-pub(crate) struct Wires {
+pub(crate) struct Links {
     inner: Mutex<Inner>,
 }
 
 #[derive(Default)]
 struct Inner {
     cut: BTreeSet<(usize, usize)>,
-    /// Machines that stand still or are off: they hear nothing.
-    deaf: BTreeSet<usize>,
-    /// Machines whose disk hangs, as they say themselves.
+    /// Hosts that are paused: they do not answer.
+    unresponsive: BTreeSet<usize>,
+    /// Hosts with a hung disk, as they report it.
     hung: BTreeSet<usize>,
     waiting: Vec<Waker>,
 }
 
-impl Wires {
+impl Links {
     fn inner(&self) -> MutexGuard<'_, Inner> {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Cuts both ways between two machines.
+    /// Cuts both directions between two hosts.
     pub(crate) fn cut(&self, one: usize, other: usize) {
         self.inner().cut.insert((one.min(other), one.max(other)));
     }
 
-    /// Every way is open again.
-    pub(crate) fn mend(&self) {
+    /// Restores every link.
+    pub(crate) fn heal(&self) {
         let waiting = {
             let mut inner = self.inner();
             inner.cut.clear();
@@ -61,17 +61,17 @@ impl Wires {
         self.inner().cut.contains(&(one.min(other), one.max(other)))
     }
 
-    pub(crate) fn set_deaf(&self, host: usize, deaf: bool) {
+    pub(crate) fn set_unresponsive(&self, host: usize, unresponsive: bool) {
         let mut inner = self.inner();
-        if deaf {
-            inner.deaf.insert(host)
+        if unresponsive {
+            inner.unresponsive.insert(host)
         } else {
-            inner.deaf.remove(&host)
+            inner.unresponsive.remove(&host)
         };
     }
 
-    pub(crate) fn is_deaf(&self, host: usize) -> bool {
-        self.inner().deaf.contains(&host)
+    pub(crate) fn is_unresponsive(&self, host: usize) -> bool {
+        self.inner().unresponsive.contains(&host)
     }
 
     pub(crate) fn set_hung(&self, host: usize, hung: bool) {
@@ -87,11 +87,11 @@ impl Wires {
         self.inner().hung.contains(&host)
     }
 
-    /// A stream between two machines: the end of each.
+    /// A stream between two hosts, as its two ends.
     pub(crate) fn stream(self: &Arc<Self>, one: usize, other: usize) -> (Box<dyn Socket>, Box<dyn Socket>) {
         let (left, right) = MemorySocket::pair();
         let end = |socket| -> Box<dyn Socket> {
-            Box::new(End { socket, wires: Arc::clone(self), ends: (one, other) })
+            Box::new(End { socket, links: Arc::clone(self), ends: (one, other) })
         };
         (end(left), end(right))
     }
@@ -100,14 +100,14 @@ impl Wires {
 /// One end of a stream.
 struct End {
     socket: MemorySocket,
-    wires: Arc<Wires>,
+    links: Arc<Links>,
     ends: (usize, usize),
 }
 
 impl Socket for End {
     fn poll_read(&mut self, cx: &mut Context<'_>, buf: &mut BytesMut) -> Poll<io::Result<usize>> {
-        if self.wires.is_cut(self.ends.0, self.ends.1) {
-            self.wires.inner().waiting.push(cx.waker().clone());
+        if self.links.is_cut(self.ends.0, self.ends.1) {
+            self.links.inner().waiting.push(cx.waker().clone());
             return Poll::Pending;
         }
         self.socket.poll_read(cx, buf)
@@ -126,59 +126,59 @@ impl Socket for End {
     }
 }
 
-/// The core, from a machine: answers take their time, and while the way is cut there are none.
+/// The core as a host reaches it: replies are delayed, and there are none while the link is cut.
 pub(crate) struct Remote {
     pub(crate) core: Arc<MemoryRepository>,
-    pub(crate) wires: Arc<Wires>,
-    /// The machine that asks, and the one that answers.
+    pub(crate) links: Arc<Links>,
+    /// The requesting host and the host of the core.
     pub(crate) ends: (usize, usize),
 }
 
 impl Remote {
-    /// One way; fails when it is cut.
-    async fn way(&self) -> Result<(), ()> {
+    /// One transit; fails after a timeout while the link is cut.
+    async fn transit(&self) -> Result<(), ()> {
         tokio::time::sleep(Duration::from_millis(fastrand::u64(1..6))).await;
-        if self.wires.is_cut(self.ends.0, self.ends.1) {
-            tokio::time::sleep(PATIENCE).await;
+        if self.links.is_cut(self.ends.0, self.ends.1) {
+            tokio::time::sleep(REQUEST_TIMEOUT).await;
             return Err(());
         }
         Ok(())
     }
 
-    async fn ask<T>(
+    async fn request<T>(
         &self,
-        question: impl Future<Output = Result<T, RepositoryError>>,
+        operation: impl Future<Output = Result<T, RepositoryError>>,
     ) -> Result<T, RepositoryError> {
-        self.way().await.map_err(|()| RepositoryError::Unavailable("nobody answers".to_owned()))?;
-        let answer = question.await;
-        self.way().await.map_err(|()| RepositoryError::Unknown)?;
-        answer
+        self.transit().await.map_err(|()| RepositoryError::Unavailable("link cut".to_owned()))?;
+        let reply = operation.await;
+        self.transit().await.map_err(|()| RepositoryError::Unknown)?;
+        reply
     }
 }
 
 impl StateRepository for Remote {
     fn get<'a>(&'a self, key: &'a str) -> BoxFuture<'a, Result<Option<Entry>, RepositoryError>> {
-        Box::pin(self.ask(self.core.get(key)))
+        Box::pin(self.request(self.core.get(key)))
     }
 
     fn list<'a>(&'a self, prefix: &'a str) -> BoxFuture<'a, Result<(i64, Vec<Entry>), RepositoryError>> {
-        Box::pin(self.ask(self.core.list(prefix)))
+        Box::pin(self.request(self.core.list(prefix)))
     }
 
     fn txn(&self, txn: Txn) -> BoxFuture<'_, Result<TxnOutcome, RepositoryError>> {
-        Box::pin(self.ask(self.core.txn(txn)))
+        Box::pin(self.request(self.core.txn(txn)))
     }
 
     fn grant(&self, ttl: Duration) -> BoxFuture<'_, Result<Lease, RepositoryError>> {
-        Box::pin(self.ask(self.core.grant(ttl)))
+        Box::pin(self.request(self.core.grant(ttl)))
     }
 
     fn keep_alive(&self, lease: LeaseId) -> BoxFuture<'_, Result<Duration, RepositoryError>> {
-        Box::pin(self.ask(self.core.keep_alive(lease)))
+        Box::pin(self.request(self.core.keep_alive(lease)))
     }
 
     fn revoke(&self, lease: LeaseId) -> BoxFuture<'_, Result<(), RepositoryError>> {
-        Box::pin(self.ask(self.core.revoke(lease)))
+        Box::pin(self.request(self.core.revoke(lease)))
     }
 
     fn watch<'a>(
@@ -187,15 +187,15 @@ impl StateRepository for Remote {
         from_revision: i64,
     ) -> BoxFuture<'a, Result<Watch, RepositoryError>> {
         Box::pin(async move {
-            let watch = self.ask(self.core.watch(prefix, from_revision)).await?;
-            let heard = (watch, Arc::clone(&self.wires), self.ends);
-            Ok(Watch::new(stream::unfold(heard, |(mut watch, wires, ends)| async move {
+            let watch = self.request(self.core.watch(prefix, from_revision)).await?;
+            let state = (watch, Arc::clone(&self.links), self.ends);
+            Ok(Watch::new(stream::unfold(state, |(mut watch, links, ends)| async move {
                 let event = watch.next().await?;
                 tokio::time::sleep(Duration::from_millis(fastrand::u64(1..20))).await;
-                while wires.is_cut(ends.0, ends.1) {
+                while links.is_cut(ends.0, ends.1) {
                     tokio::time::sleep(Duration::from_millis(5)).await;
                 }
-                Some((event, (watch, wires, ends)))
+                Some((event, (watch, links, ends)))
             })))
         })
     }

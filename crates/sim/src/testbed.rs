@@ -1,9 +1,10 @@
-//! A site: three machines that serve something replicated, the controller, and a coordination core that is always right but
-//! not always reached.
+//! The testbed of a replicated service: three hosts, the controller, and a coordination core that is always correct
+//! but not always reachable.
 //!
-//! Machines that come and go, their member records, the streams between them, what goes wrong. Never what is served.
+//! Owns the starts and crashes of hosts, their member records, the streams between them, and the faults. It never
+//! interprets the service that runs on it.
 
-mod trouble;
+mod faults;
 
 use std::collections::BTreeMap;
 use std::io;
@@ -13,8 +14,8 @@ use std::time::Duration;
 
 use moim_base::socket::Socket;
 use moim_base::{BrokerId, Clock, TopicId};
-use moim_cluster::nodes::{self, MemberRecord, NodeRecord};
-use moim_cluster::{BoxFuture, MemoryRepository, RepositoryError, StateRepository, Txn};
+use moim_state::nodes::{self, MemberRecord, NodeRecord};
+use moim_state::{BoxFuture, MemoryRepository, RepositoryError, StateRepository, Txn};
 use moim_journal::disk::Survival;
 use moim_journal::{JournalId, Store};
 use moim_replica::controller::ControllerTuning;
@@ -24,29 +25,29 @@ use moim_replica::message::Sender;
 use moim_replica::{BrokerEpoch, DirectoryId, PartitionId, keys};
 use tokio::runtime::Handle;
 
-use self::trouble::Trouble;
-use crate::rot::{self, Directories, Rot};
-use crate::store::wires::{Remote, Wires};
+use self::faults::Faults;
+use crate::bit_rot::{self, BitRot, Directories};
+use crate::store::links::{Links, Remote};
 use crate::world::{Process, Task, World};
 
-/// Machines that serve.
+/// Number of hosts with a node.
 pub(crate) const NODES: usize = 3;
-/// The port in the address Kafka clients are told; the name says which machine.
+/// Port of the advertised Kafka address; the host name identifies the host.
 pub(crate) const KAFKA_PORT: u16 = 9092;
-/// How long a node that says nothing is taken for one that is there.
+/// TTL of the presence lease.
 const TTL: Duration = Duration::from_millis(1_000);
 
-/// What a node serves, as clients and other nodes get at it.
-pub(crate) trait Served: Clone + Send + 'static {}
+/// Handle to the service of a node, for clients and other nodes.
+pub(crate) trait Service: Clone + Send + 'static {}
 
-impl<S: Clone + Send + 'static> Served for S {}
+impl<S: Clone + Send + 'static> Service for S {}
 
-/// A node that can be asked.
+/// A running node.
 #[derive(Clone)]
 pub(crate) struct Node<S> {
-    pub(crate) serves: S,
+    pub(crate) service: S,
     pub(crate) driver: Arc<Driver>,
-    /// Where its code runs.
+    /// Runtime of its process.
     pub(crate) handle: Handle,
 }
 
@@ -58,12 +59,12 @@ pub(crate) fn host_of(node: BrokerId) -> usize {
     usize::try_from(node.0 - 1).unwrap_or(0)
 }
 
-/// What a machine is called.
+/// Name of a host.
 pub(crate) fn name(host: usize) -> String {
     format!("host-{host}")
 }
 
-/// Which machine is called so.
+/// Parses the name of a host.
 pub(crate) fn host_named(name: &str) -> Option<usize> {
     name.strip_prefix("host-")?.parse().ok()
 }
@@ -72,47 +73,47 @@ pub(crate) fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// What the world, the clients and the nodes know together.
+/// State shared by the world, the clients and the nodes.
 pub(crate) struct Shared<S> {
-    pub(crate) wires: Arc<Wires>,
+    pub(crate) links: Arc<Links>,
     pub(crate) core: Arc<MemoryRepository>,
     pub(crate) core_host: usize,
     pub(crate) directories: Directories,
-    present: Mutex<BTreeMap<usize, Node<S>>>,
+    running: Mutex<BTreeMap<usize, Node<S>>>,
 }
 
-impl<S: Served> Shared<S> {
+impl<S: Service> Shared<S> {
     pub(crate) fn node(&self, host: usize) -> Option<Node<S>> {
-        locked(&self.present).get(&host).cloned()
+        locked(&self.running).get(&host).cloned()
     }
 
-    pub(crate) fn arrive(&self, host: usize, node: Node<S>) {
-        locked(&self.present).insert(host, node);
+    pub(crate) fn add_node(&self, host: usize, node: Node<S>) {
+        locked(&self.running).insert(host, node);
     }
 
-    fn leave(&self, host: usize) {
-        // Dropped outside the lock.
-        let gone = locked(&self.present).remove(&host);
-        drop(gone);
+    fn remove_node(&self, host: usize) {
+        // Dropped outside of the lock.
+        let removed = locked(&self.running).remove(&host);
+        drop(removed);
     }
 }
 
-/// What a node stands on: the core as it reaches it, and the driver, which reaches the others.
-pub(crate) struct Ground {
+/// The parts of a node below its service: the repository client and the replication driver.
+pub(crate) struct NodeParts {
     pub(crate) repository: Arc<dyn StateRepository>,
     pub(crate) driver: Arc<Driver>,
     voter: u64,
 }
 
-impl Ground {
-    pub(crate) fn new<S: Served>(shared: &Arc<Shared<S>>, host: usize, process: &Process) -> Self {
+impl NodeParts {
+    pub(crate) fn new<S: Service>(shared: &Arc<Shared<S>>, host: usize, process: &Process) -> Self {
         let remote = Remote {
             core: Arc::clone(&shared.core),
-            wires: Arc::clone(&shared.wires),
+            links: Arc::clone(&shared.links),
             ends: (host, shared.core_host),
         };
         let repository: Arc<dyn StateRepository> = Arc::new(remote);
-        let dialler: Arc<dyn Dialler> = Arc::new(Dial { shared: Arc::clone(shared), from: host });
+        let dialler: Arc<dyn Dialler> = Arc::new(PeerDialler { shared: Arc::clone(shared), from: host });
         let driver = Driver::start(DriverParts {
             node: broker(host),
             repository: Arc::clone(&repository),
@@ -124,56 +125,56 @@ impl Ground {
         Self { repository, driver, voter: shared.directories.voter(host) }
     }
 
-    /// Everything is recovered: from now on the node is a member.
-    pub(crate) fn enlist(&self, host: usize, process: &Process) {
+    /// Starts the registration of the node as a member, after recovery.
+    pub(crate) fn register(&self, host: usize, process: &Process) {
         let others: Vec<BrokerId> = (0..NODES).filter(|other| *other != host).map(broker).collect();
         self.driver.set_peers(&others);
-        let present = Present {
+        let presence = Presence {
             repository: Arc::clone(&self.repository),
             driver: Arc::clone(&self.driver),
             store: process.store.clone(),
             host,
             voter: self.voter,
         };
-        process.scope.spawn("sim-presence", present.run());
+        process.scope.spawn("sim-presence", presence.run());
     }
 }
 
-/// Reaches the other nodes.
-struct Dial<S> {
+/// Connects to other nodes.
+struct PeerDialler<S> {
     shared: Arc<Shared<S>>,
     from: usize,
 }
 
-impl<S: Served> Dialler for Dial<S> {
+impl<S: Service> Dialler for PeerDialler<S> {
     fn dial(&self, node: BrokerId) -> BoxFuture<'_, io::Result<Box<dyn Socket>>> {
         Box::pin(async move {
             let to = host_of(node);
             tokio::time::sleep(Duration::from_millis(fastrand::u64(1..5))).await;
-            if self.shared.wires.is_cut(self.from, to) {
+            if self.shared.links.is_cut(self.from, to) {
                 return Err(io::ErrorKind::TimedOut.into());
             }
             let node = self.shared.node(to).ok_or(io::ErrorKind::ConnectionRefused)?;
-            let (mine, theirs) = self.shared.wires.stream(self.from, to);
-            let _there = node.handle.enter();
+            let (mine, theirs) = self.shared.links.stream(self.from, to);
+            let _context = node.handle.enter();
             node.driver.accept(theirs);
             Ok(mine)
         })
     }
 }
 
-/// The member record of a node: that it is there, and which of its replicas are damaged.
-pub(crate) struct Present {
+/// Presence of a node: its member key under a lease, with the list of damaged replicas.
+pub(crate) struct Presence {
     pub(crate) repository: Arc<dyn StateRepository>,
     pub(crate) driver: Arc<Driver>,
     pub(crate) store: Store,
     pub(crate) host: usize,
-    /// The voter id of its directory.
+    /// Voter id of its directory.
     pub(crate) voter: u64,
 }
 
-impl Present {
-    /// Says that the node is there, for as long as it can.
+impl Presence {
+    /// Registers the node, and again whenever its lease expired.
     pub(crate) async fn run(self) {
         loop {
             let _ = self.register().await;
@@ -193,10 +194,10 @@ impl Present {
             ..NodeRecord::default()
         };
         let key = keys::member(node);
-        let before = Txn::new().delete(key.as_str()).put(nodes::node_key(node.0), record.to_bytes());
-        self.repository.txn(before).await?;
+        let unregister = Txn::new().delete(key.as_str()).put(nodes::node_key(node.0), record.to_bytes());
+        self.repository.txn(unregister).await?;
         let lease = self.repository.grant(TTL).await?;
-        let mut found = self.found();
+        let mut known = self.damage_version();
         let mut damaged = self.damaged();
         let put = Txn::new().put_leased(key.as_str(), self.member(&damaged).to_bytes(), lease.id);
         self.repository.txn(put).await?;
@@ -212,25 +213,25 @@ impl Present {
                 Err(error) if error.is_retryable() => {}
                 Err(error) => return Err(error),
             }
-            if found != self.found() {
-                let now = self.found();
+            if known != self.damage_version() {
+                let version = self.damage_version();
                 damaged = self.damaged();
                 let put = Txn::new().put_leased(key.as_str(), self.member(&damaged).to_bytes(), lease.id);
-                // Told again where it was not heard.
+                // Retried after a failed write.
                 if self.repository.txn(put).await.is_ok() {
-                    found = now;
+                    known = version;
                     self.driver.on_damage_registered(&damaged);
                 }
             }
         }
     }
 
-    /// Changes with what is known of damage.
-    fn found(&self) -> (u64, u64) {
+    /// Changes whenever damage is detected or repaired.
+    fn damage_version(&self) -> (u64, u64) {
         (self.store.damages(), self.driver.repairs())
     }
 
-    /// Replicas that are damaged, or not whole again yet.
+    /// Replicas that are damaged or under repair.
     fn damaged(&self) -> Vec<PartitionId> {
         let partition = |id: JournalId| PartitionId { topic: TopicId(id.incarnation), index: id.part };
         let mut damaged: Vec<_> = self.store.damaged().into_iter().map(partition).collect();
@@ -252,47 +253,51 @@ impl Present {
     }
 }
 
-/// Who is silent, as the controller's machine sees it.
-struct Pulse<S> {
+/// Failure detector of the controller: silent nodes and hung disks, as seen from its host.
+struct FailureDetector<S> {
     shared: Arc<Shared<S>>,
     clock: Arc<dyn Clock>,
-    silent: Mutex<Vec<Option<u64>>>,
-    hung: Mutex<Vec<Option<u64>>>,
+    silent_since: Mutex<Vec<Option<u64>>>,
+    hung_since: Mutex<Vec<Option<u64>>>,
 }
 
-impl<S: Served> Pulse<S> {
-    /// Looks at everybody, again and again.
+impl<S: Service> FailureDetector<S> {
+    /// Checks every node periodically.
     async fn run(self: Arc<Self>) {
         loop {
             tokio::time::sleep(Duration::from_millis(50)).await;
             let now = self.clock.monotonic_ms();
-            let mut silent = self.silent.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut silent = self.silent_since.lock().unwrap_or_else(PoisonError::into_inner);
             for (host, since) in silent.iter_mut().enumerate() {
-                let hears = self.shared.node(host).is_some()
-                    && !self.shared.wires.is_deaf(host)
-                    && !self.shared.wires.is_cut(host, self.shared.core_host);
-                *since = if hears { None } else { Some(since.unwrap_or(now)) };
+                let responds = self.shared.node(host).is_some()
+                    && !self.shared.links.is_unresponsive(host)
+                    && !self.shared.links.is_cut(host, self.shared.core_host);
+                *since = if responds { None } else { Some(since.unwrap_or(now)) };
             }
-            let mut hung = self.hung.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut hung = self.hung_since.lock().unwrap_or_else(PoisonError::into_inner);
             for (host, since) in hung.iter_mut().enumerate() {
-                *since = self.shared.wires.is_hung(host).then_some(since.unwrap_or(now));
+                *since = self.shared.links.is_hung(host).then_some(since.unwrap_or(now));
             }
         }
     }
 }
 
-impl<S: Served> Peers for Pulse<S> {
+impl<S: Service> Peers for FailureDetector<S> {
     fn suspects(&self) -> Vec<(BrokerId, u64)> {
-        let silent = self.silent.lock().unwrap_or_else(PoisonError::into_inner);
+        let silent = self.silent_since.lock().unwrap_or_else(PoisonError::into_inner);
         silent.iter().enumerate().filter_map(|(host, since)| Some((broker(host), (*since)?))).collect()
     }
 
-    /// Those whose sync is older than a second, as the disk watch of a node has it.
+    /// Nodes with a sync of more than a second, like the disk watchdog of a real node.
     fn impaired(&self) -> Vec<BrokerId> {
         let now = self.clock.monotonic_ms();
-        let hung = self.hung.lock().unwrap_or_else(PoisonError::into_inner);
-        let old = |since: &Option<u64>| since.is_some_and(|since| now >= since + 1_000);
-        hung.iter().enumerate().filter(|(_, since)| old(since)).map(|(host, _)| broker(host)).collect()
+        let hung = self.hung_since.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_impaired = |since: &Option<u64>| since.is_some_and(|since| now >= since + 1_000);
+        hung.iter()
+            .enumerate()
+            .filter(|(_, since)| is_impaired(since))
+            .map(|(host, _)| broker(host))
+            .collect()
     }
 
     fn log_ends(&self, node: BrokerId, partitions: Vec<PartitionId>) -> BoxFuture<'static, Option<LogEnds>> {
@@ -300,7 +305,7 @@ impl<S: Served> Peers for Pulse<S> {
         Box::pin(async move {
             tokio::time::sleep(Duration::from_millis(5)).await;
             let host = host_of(node);
-            if shared.wires.is_cut(host, shared.core_host) || shared.wires.is_deaf(host) {
+            if shared.links.is_cut(host, shared.core_host) || shared.links.is_unresponsive(host) {
                 return None;
             }
             let driver = shared.node(host)?.driver;
@@ -311,25 +316,28 @@ impl<S: Served> Peers for Pulse<S> {
     }
 }
 
-/// The controller, on the machine of the core: it is always there, and always the same.
-async fn control<S: Served>(shared: Arc<Shared<S>>, clock: Arc<dyn Clock>) {
-    let pulse =
-        Pulse { silent: Mutex::new(vec![None; NODES]), hung: Mutex::new(vec![None; NODES]), shared, clock };
-    let pulse = Arc::new(pulse);
-    let core: Arc<dyn StateRepository> = Arc::clone(&pulse.shared.core) as _;
+/// Runs the controller, on the host of the coordination core: it never fails and never changes.
+async fn control<S: Service>(shared: Arc<Shared<S>>, clock: Arc<dyn Clock>) {
+    let detector = Arc::new(FailureDetector {
+        silent_since: Mutex::new(vec![None; NODES]),
+        hung_since: Mutex::new(vec![None; NODES]),
+        shared,
+        clock,
+    });
+    let core: Arc<dyn StateRepository> = Arc::clone(&detector.shared.core) as _;
     let put = core.txn(Txn::new().put(keys::CONTROLLER, "sim")).await;
-    let Ok(moim_cluster::TxnOutcome::Done { revision }) = put else { return };
+    let Ok(moim_state::TxnOutcome::Done { revision }) = put else { return };
     let parts = ControllerTermParts {
         repository: core,
-        clock: Arc::clone(&pulse.clock),
-        peers: Arc::clone(&pulse) as Arc<dyn Peers>,
+        clock: Arc::clone(&detector.clock),
+        peers: Arc::clone(&detector) as Arc<dyn Peers>,
         tuning: ControllerTuning::default(),
         settings: Default::default(),
     };
-    futures_util::future::join(pulse.run(), controller_term::serve(&parts, revision)).await;
+    futures_util::future::join(detector.run(), controller_term::serve(&parts, revision)).await;
 }
 
-/// The time of the world, for what belongs to no machine.
+/// World time, for parts that belong to no host.
 struct WorldClock(Arc<AtomicU64>);
 
 impl Clock for WorldClock {
@@ -342,69 +350,69 @@ impl Clock for WorldClock {
     }
 }
 
-/// Starts the node of a machine on what its disk holds.
+/// Starts the node of a host from its disk.
 pub(crate) type Open<S> = fn(Arc<Shared<S>>, usize, Process, Handle) -> BoxFuture<'static, io::Result<()>>;
 
-/// The machines, and what becomes of them.
-pub(crate) struct Site<S> {
+/// The hosts of a run, with their faults.
+pub(crate) struct Testbed<S> {
     pub(crate) shared: Arc<Shared<S>>,
     pub(crate) client_host: usize,
     open: Open<S>,
-    trouble: Trouble,
+    faults: Faults,
     now_ms: Arc<AtomicU64>,
     opening: BTreeMap<usize, Task<io::Result<()>>>,
     is_healed: bool,
     violation: Option<String>,
-    /// Directories that were refused and replaced.
+    /// Directories that failed to open and were replaced.
     replaced: u64,
 }
 
-impl<S: Served> Site<S> {
-    /// Every machine runs, and so does the controller.
-    pub(crate) fn new(world: &mut World, open: Open<S>, rot: Option<Rot>) -> Self {
+impl<S: Service> Testbed<S> {
+    /// Starts every host and the controller.
+    pub(crate) fn new(world: &mut World, open: Open<S>, rot: Option<BitRot>) -> Self {
         for _ in 0..NODES + 2 {
             world.add_host();
         }
         let (core_host, client_host) = (NODES, NODES + 1);
         let now_ms = Arc::new(AtomicU64::new(0));
         let core = Arc::new(MemoryRepository::new(Arc::new(WorldClock(Arc::clone(&now_ms)))));
-        let (wires, directories, present) = (Arc::default(), Directories::default(), Mutex::default());
-        let shared = Arc::new(Shared { wires, core, core_host, directories, present });
+        let (links, directories, running) = (Arc::default(), Directories::default(), Mutex::default());
+        let shared = Arc::new(Shared { links, core, core_host, directories, running });
         let clock = world.host(core_host).start().clock;
-        let controlled = world.host(core_host).spawn(control(Arc::clone(&shared), clock));
+        let controller = world.host(core_host).spawn(control(Arc::clone(&shared), clock));
         let leases = Arc::clone(&shared.core);
-        let ticked = world.host(core_host).spawn(async move {
+        let lease_ticks = world.host(core_host).spawn(async move {
             loop {
                 tokio::time::sleep(Duration::from_millis(10)).await;
-                let _ = leases.tick(); // nothing can fail without a log
+                let _ = leases.tick(); // cannot fail without a log
             }
         });
-        drop((controlled, ticked));
+        drop((controller, lease_ticks));
         world.host(client_host).start();
         [core_host, client_host].iter().for_each(|host| world.host(*host).set_disk_ms(1_000));
         let disk_ms = [2, 6, 20][world.random.usize(..3)];
         (0..NODES).for_each(|host| world.host(host).set_disk_ms(disk_ms));
-        let (opening, trouble) = (BTreeMap::new(), Trouble::new(disk_ms, rot));
+        let (opening, faults) = (BTreeMap::new(), Faults::new(disk_ms, rot));
         let (is_healed, violation) = (false, None);
-        let mut site =
-            Self { shared, client_host, open, trouble, now_ms, opening, is_healed, violation, replaced: 0 };
-        (0..NODES).for_each(|host| site.start(world, host));
-        site
+        let mut testbed =
+            Self { shared, client_host, open, faults, now_ms, opening, is_healed, violation, replaced: 0 };
+        (0..NODES).for_each(|host| testbed.start(world, host));
+        testbed
     }
 
-    /// How many faults there were.
-    pub(crate) fn faults(&self) -> u64 {
-        self.trouble.count
+    /// Number of injected faults.
+    pub(crate) fn fault_count(&self) -> u64 {
+        self.faults.count
     }
 
-    /// Bits that flipped, and directories that were refused for it.
+    /// Flipped bits, and directories that were replaced because of them.
     pub(crate) fn rotted(&self) -> (u64, u64) {
-        (self.trouble.rot.as_ref().map_or(0, |rot| rot.flips), self.replaced)
+        (self.faults.rot.as_ref().map_or(0, |rot| rot.flips), self.replaced)
     }
 
-    /// An operator replaces a directory that the node refuses.
+    /// Replaces a directory that the node refuses to open, as an operator would.
     fn replace(&mut self, world: &mut World, host: usize, why: &str) {
-        world.trace.note(format_args!("host {host} is replaced: {why}"));
+        world.trace.record(format_args!("directory of host {host} replaced: {why}"));
         self.replaced += 1;
         self.crash(world, host, Survival::Everything);
         world.host(host).wipe();
@@ -412,11 +420,11 @@ impl<S: Served> Site<S> {
         self.start(world, host);
     }
 
-    /// Starts the node of a machine.
+    /// Starts the node of a host.
     fn start(&mut self, world: &mut World, host: usize) {
         let process = match world.host(host).try_start() {
             Ok(process) => process,
-            Err(error) if world.host(host).is_rotten() => {
+            Err(error) if world.host(host).has_bit_rot() => {
                 return self.replace(world, host, &error.to_string());
             }
             Err(error) => {
@@ -427,24 +435,24 @@ impl<S: Served> Site<S> {
         let Some(handle) = world.host(host).handle() else { return };
         let opened = world.host(host).spawn((self.open)(Arc::clone(&self.shared), host, process, handle));
         self.opening.extend(opened.map(|task| (host, task)));
-        self.shared.wires.set_deaf(host, false);
+        self.shared.links.set_unresponsive(host, false);
     }
 
-    /// Ends the process of a machine.
+    /// Crashes the process of a host.
     fn crash(&mut self, world: &mut World, host: usize, survival: Survival) {
-        self.shared.leave(host);
+        self.shared.remove_node(host);
         self.opening.remove(&host);
         let seed = world.random.u64(..);
         world.host(host).crash(survival, seed);
     }
 
-    /// Lets a little time pass.
+    /// Advances the world by one tick and checks the hosts.
     fn step(&mut self, world: &mut World) -> Result<(), String> {
         world.step();
         self.now_ms.store(world.now_ms(), Ordering::Relaxed);
         for host in 0..NODES {
             if world.host(host).has_failed() {
-                // While faults go on it stays down for a while.
+                // During fault injection the host stays down for a while.
                 if self.is_healed {
                     self.crash(world, host, Survival::Random);
                     self.start(world, host);
@@ -456,8 +464,10 @@ impl<S: Served> Site<S> {
             }
             match self.opening.get(&host).and_then(Task::take) {
                 Some(Ok(())) => world.host(host).check_recovered()?,
-                Some(Err(why)) if world.host(host).is_rotten() => self.replace(world, host, &why.to_string()),
-                Some(Err(why)) => return Err(format!("host {host} cannot open what it had: {why}")),
+                Some(Err(why)) if world.host(host).has_bit_rot() => {
+                    self.replace(world, host, &why.to_string())
+                }
+                Some(Err(why)) => return Err(format!("host {host} failed to open its service: {why}")),
                 None => {}
             }
         }
@@ -465,11 +475,11 @@ impl<S: Served> Site<S> {
     }
 
     fn is_all_in_sync(&self) -> bool {
-        (0..NODES).all(|host| self.shared.node(host).is_some()) && rot::is_all_in_sync(&self.shared.core)
+        (0..NODES).all(|host| self.shared.node(host).is_some()) && bit_rot::is_all_in_sync(&self.shared.core)
     }
 
-    /// Lets time pass without new faults until something is so. `done` also says what is wrong, if something is.
-    pub(crate) fn quiet(
+    /// Steps without new faults until `done` returns true. `done` may also report a violation.
+    pub(crate) fn wait_until(
         &mut self,
         world: &mut World,
         timeout_ms: u64,
@@ -483,45 +493,45 @@ impl<S: Served> Site<S> {
                 return Ok(());
             }
         }
-        Err(format!("waited {timeout_ms} ms in vain for {what}"))
+        Err(format!("timed out after {timeout_ms} ms waiting for {what}"))
     }
 
-    /// Lets things go wrong for a while, and heals everything. `wrong` says what is wrong, if something is.
-    pub(crate) fn suffer(
+    /// Injects faults for a while, then heals all of them. `violation` reports a violation, if any.
+    pub(crate) fn run_faults(
         &mut self,
         world: &mut World,
         faults_ms: u64,
-        mut wrong: impl FnMut() -> Option<String>,
+        mut violation: impl FnMut() -> Option<String>,
     ) -> Result<(), String> {
         let end_ms = world.now_ms() + faults_ms;
         while world.now_ms() < end_ms {
             self.step(world)?;
-            wrong().map_or(Ok(()), Err)?;
-            self.disturb(world, false);
+            violation().map_or(Ok(()), Err)?;
+            self.step_faults(world, false);
         }
-        self.disturb(world, true);
+        self.step_faults(world, true);
         self.is_healed = true;
         Ok(())
     }
 
-    /// Ends what is over and maybe begins something; with `heal` everything ends.
-    fn disturb(&mut self, world: &mut World, heal: bool) {
-        let mut trouble = std::mem::replace(&mut self.trouble, Trouble::new(0, None));
-        trouble.step(world, self, heal);
-        self.trouble = trouble;
+    /// Ends expired faults and may start a new one; with `heal` all faults end.
+    fn step_faults(&mut self, world: &mut World, heal: bool) {
+        let mut faults = std::mem::replace(&mut self.faults, Faults::new(0, None));
+        faults.step(world, self, heal);
+        self.faults = faults;
     }
 }
 
-/// Whether a run goes on.
+/// Tells tasks of a run to stop.
 #[derive(Default)]
-pub(crate) struct Switch(AtomicBool);
+pub(crate) struct StopFlag(AtomicBool);
 
-impl Switch {
-    pub(crate) fn off(&self) {
+impl StopFlag {
+    pub(crate) fn stop(&self) {
         self.0.store(true, Ordering::Relaxed);
     }
 
-    pub(crate) fn is_off(&self) -> bool {
+    pub(crate) fn is_stopped(&self) -> bool {
         self.0.load(Ordering::Relaxed)
     }
 }
