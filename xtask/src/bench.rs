@@ -46,7 +46,7 @@ enum What {
     },
 }
 
-/// What every comparison can be told.
+/// Options of every comparison.
 #[derive(Args)]
 struct Common {
     /// Metric number of docs/performance.md; may be repeated [default: all]
@@ -179,7 +179,7 @@ enum Durability {
 }
 
 impl Durability {
-    fn told(self) -> pipeline::Durability {
+    fn to_pipeline(self) -> pipeline::Durability {
         match self {
             Durability::Default => pipeline::Durability::Default,
             Durability::Synced => pipeline::Durability::Synced,
@@ -280,7 +280,7 @@ fn run_pipeline(root: &Path, args: &Pipeline) -> Result<Report> {
         with_peer: args.peer == Peer::Kafka,
         durabilities: match &args.durabilities[..] {
             [] => vec![pipeline::Durability::Default, pipeline::Durability::Synced],
-            some => some.iter().map(|wanted| wanted.told()).collect(),
+            some => some.iter().map(|wanted| wanted.to_pipeline()).collect(),
         },
         redis: installed_redis(),
         scratch: target.join("bench"),

@@ -24,7 +24,7 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Check the rules no compiler knows: layering, file shape, links, leftovers
+    /// Check the rules no compiler knows: layering, file shape, links, terms, leftovers
     Tidy,
     /// Everything a change must pass: fmt, clippy, tidy, cargo test
     Ci,

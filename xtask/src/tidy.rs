@@ -12,6 +12,7 @@ use anyhow::{Context, Result, bail};
 mod docs;
 mod files;
 mod layering;
+mod structs;
 
 /// A violated rule, with its location.
 #[derive(Debug, PartialEq, Eq)]
@@ -46,11 +47,9 @@ pub(crate) fn run(root: &Path) -> Result<bool> {
         let Ok(bytes) = std::fs::read(root.join(path)) else { continue }; // deleted, not yet committed
         let Ok(text) = String::from_utf8(bytes) else { continue }; // pictures and golden files
         findings.extend(files::check(path, &text));
+        findings.extend(structs::check(path, &text));
         if path.ends_with(".md") {
-            findings.extend(docs::broken_links(path, &text, &|target| root.join(target).exists()));
-        }
-        if path == "ARCHITECTURE.md" {
-            findings.extend(docs::crate_map(path, &text, &crates));
+            findings.extend(docs::check(path, &text, &crates, &|target| root.join(target).exists()));
         }
     }
     findings.extend(docs::missing(&paths));

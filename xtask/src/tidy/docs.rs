@@ -1,4 +1,8 @@
-//! Rules for the documents: links have existing targets, and the crate map is complete.
+//! Rules for the documents: links have existing targets, the crate map is complete, and the glossary defines each term
+//! once.
+
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 
 use super::Finding;
 
@@ -19,8 +23,24 @@ pub(crate) fn missing(paths: &[String]) -> Vec<Finding> {
     absent.map(|needed| Finding::at(needed, 0, "this document is missing")).collect()
 }
 
-/// Relative links whose target does not exist. `exists` gets paths from the workspace root.
-pub(crate) fn broken_links(path: &str, text: &str, exists: &dyn Fn(&str) -> bool) -> Vec<Finding> {
+/// All findings in one document. `exists` gets paths from the workspace root.
+pub(crate) fn check(
+    path: &str,
+    text: &str,
+    crates: &[String],
+    exists: &dyn Fn(&str) -> bool,
+) -> Vec<Finding> {
+    let mut findings = broken_links(path, text, exists);
+    match path {
+        "ARCHITECTURE.md" => findings.extend(crate_map(path, text, crates)),
+        "docs/glossary.md" => findings.extend(duplicate_terms(path, text)),
+        _ => {}
+    }
+    findings
+}
+
+/// Relative links whose target does not exist.
+fn broken_links(path: &str, text: &str, exists: &dyn Fn(&str) -> bool) -> Vec<Finding> {
     let mut findings = Vec::new();
     for (number, line) in prose(text) {
         for target in targets(line) {
@@ -38,7 +58,7 @@ pub(crate) fn broken_links(path: &str, text: &str, exists: &dyn Fn(&str) -> bool
 
 /// Crates that the map names and that do not exist, and crates that it omits. A crate is named by `crates/<name>` or
 /// by the first cell of a table row under a heading cell `crate`.
-pub(crate) fn crate_map(path: &str, text: &str, crates: &[String]) -> Vec<Finding> {
+fn crate_map(path: &str, text: &str, crates: &[String]) -> Vec<Finding> {
     let mut findings = Vec::new();
     let mut named = Vec::new();
     let mut in_table = false;
@@ -66,6 +86,26 @@ pub(crate) fn crate_map(path: &str, text: &str, crates: &[String]) -> Vec<Findin
     }
     for forgotten in crates.iter().filter(|name| !named.contains(name)) {
         findings.push(Finding::at(path, 0, format!("the map misses crates/{forgotten}")));
+    }
+    findings
+}
+
+/// Terms that the glossary defines more than once, without regard to case. A definition is a table row; its first cell
+/// has the term in bold, or several synonyms, each in bold.
+fn duplicate_terms(path: &str, text: &str) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    let mut defined: HashMap<String, usize> = HashMap::new();
+    for (number, line) in prose(text) {
+        let Some(cell) = first_cell(line) else { continue };
+        for term in cell.split("**").skip(1).step_by(2) {
+            match defined.entry(term.to_lowercase()) {
+                Entry::Vacant(entry) => drop(entry.insert(number)),
+                Entry::Occupied(entry) => {
+                    let message = format!("term already defined in line {}: {term}", entry.get());
+                    findings.push(Finding::at(path, number, message));
+                }
+            }
+        }
     }
     findings
 }
@@ -164,6 +204,25 @@ mod tests {
         assert_eq!(
             check("| crate |\n|---|\n| `base` |\n| `queue` |\n| `raft` |\n\n| word |\n|---|\n| `thing` |\n"),
             ["ARCHITECTURE.md:5: no such crate: raft"]
+        );
+    }
+
+    #[test]
+    fn term_is_defined_once_in_the_glossary() {
+        let check = |text| {
+            let findings = check("docs/glossary.md", text, &[], &|_| true);
+            findings.iter().map(ToString::to_string).collect::<Vec<_>>()
+        };
+        let once = "| term | meaning |\n|---|---|\n| **run** | A start. |\n| **in-sync set**, **ISR** | Replicas. |\n";
+        assert_eq!(check(once), [] as [&str; 0]);
+        assert_eq!(check("| **run** | A start with a **mark**. |\n| **mark** | Entry. |\n"), [] as [&str; 0]);
+        assert_eq!(
+            check("| **Run** | A start. |\n\n## Nodes\n| **run** | A registration. |\n"),
+            ["docs/glossary.md:4: term already defined in line 1: run"]
+        );
+        assert_eq!(
+            check("| **in-sync set**, **ISR** | Replicas. |\n| **ISR** | The same. |\n"),
+            ["docs/glossary.md:2: term already defined in line 1: ISR"]
         );
     }
 

@@ -10,7 +10,7 @@ use serde::Deserialize;
 use super::Finding;
 
 /// From the bottom up. A crate may use any crate before it, unless `ONLY` or `NEVER` says otherwise.
-const ORDER: [&str; 21] = [
+const ORDER: [&str; 24] = [
     "base",
     "history",
     "wire-kafka",
@@ -19,14 +19,17 @@ const ORDER: [&str; 21] = [
     "journal",
     "raft",
     "coord",
-    "cluster",
+    "state",
     "replica",
     "queue",
     "slots",
+    "cluster",
     "slot-client",
+    "kafka-client",
     "pipeline",
     "console",
     "node",
+    "cli",
     "sim",
     "interop",
     "bench",
@@ -35,7 +38,7 @@ const ORDER: [&str; 21] = [
 ];
 
 /// Crates with fewer dependencies than their position allows.
-const ONLY: [(&str, &[&str]); 10] = [
+const ONLY: [(&str, &[&str]); 11] = [
     // Judges client-observed histories: it must not depend on the systems under test.
     ("history", &[]),
     // Bytes to types and back: shares nothing with other crates.
@@ -45,6 +48,7 @@ const ONLY: [(&str, &[&str]); 10] = [
     ("journal", &["base"]),
     // Clients: they reach the servers over a socket only.
     ("slot-client", &["base", "wire-resp"]),
+    ("kafka-client", &["wire-kafka"]),
     ("pipeline", &["base", "wire-kafka", "wire-resp", "wire-grpc", "cluster", "slot-client"]),
     ("interop", &["base", "history", "wire-kafka", "wire-resp", "wire-grpc", "slot-client"]),
     // Uses interop's harness that starts servers; the libraries are those that users link.
@@ -115,7 +119,7 @@ fn parse(root: &Path, json: &[u8]) -> Result<Vec<Member>> {
 /// The package name in the layering: the name of its directory.
 fn short(package: &str) -> &str {
     match package {
-        "moim" => "node",
+        "moim" => "cli",
         name => name.strip_prefix("moim-").unwrap_or(name),
     }
 }
@@ -165,12 +169,16 @@ mod tests {
     fn dependencies_follow_the_layering() {
         let allowed = [
             ("journal", "base"),
-            ("cluster", "journal"),
+            ("cluster", "state"),
+            ("replica", "state"),
             ("queue", "replica"),
             ("queue", "wire-kafka"),
             ("slots", "replica"),
             ("node", "queue"),
             ("node", "slots"),
+            ("cli", "node"),
+            ("cli", "kafka-client"),
+            ("kafka-client", "wire-kafka"),
             ("pipeline", "wire-resp"),
             ("sim", "node"),
             ("xtask", "bench"),
@@ -188,6 +196,8 @@ mod tests {
             ("queue", "slots"),
             ("pipeline", "queue"),
             ("slot-client", "slots"),
+            ("kafka-client", "queue"),
+            ("node", "cli"),
             ("interop", "queue"),
             ("bench", "journal"),
             ("node", "xtask"),
@@ -209,13 +219,13 @@ mod tests {
     #[test]
     fn metadata_gives_short_names_and_only_our_own_crates() {
         let json =
-            br#"{"packages":[{"name":"moim","manifest_path":"/w/crates/node/Cargo.toml","dependencies":[
+            br#"{"packages":[{"name":"moim","manifest_path":"/w/crates/cli/Cargo.toml","dependencies":[
             {"name":"moim-queue","path":"/w/crates/queue"},{"name":"bytes","path":null}]}]}"#;
         let members = parse(Path::new("/w"), json).unwrap();
-        assert_eq!(members[0].manifest, "crates/node/Cargo.toml");
+        assert_eq!(members[0].manifest, "crates/cli/Cargo.toml");
         assert_eq!(
             (members[0].name.as_str(), members[0].uses.as_slice()),
-            ("node", &["queue".to_owned()][..])
+            ("cli", &["queue".to_owned()][..])
         );
     }
 
