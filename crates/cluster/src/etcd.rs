@@ -26,8 +26,8 @@ pub(crate) use channel::Link;
 pub use channel::{Channel, EtcdOptions};
 pub use client::{EtcdClient, Snapshot};
 pub use error::EtcdError;
-pub use repository::EtcdRepository;
 pub use moim_state::{prefix_end, prefix_range};
+pub use repository::EtcdRepository;
 pub use watch::{EtcdWatch, WatchBatch, WatchError, WatchOptions};
 
 #[cfg(test)]

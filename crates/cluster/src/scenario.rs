@@ -9,9 +9,9 @@ use moim_base::Clock;
 use moim_base::task::{Scope, Shutdown};
 use moim_coord::testing::TestCluster;
 
+use crate::CoordRepository;
 use crate::clock::BootClock;
 use crate::context::Context;
-use crate::CoordRepository;
 use crate::etcd::tests::Etcd;
 use crate::memory::MemoryRepository;
 use crate::repository::{

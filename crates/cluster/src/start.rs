@@ -458,7 +458,7 @@ impl Cluster {
             let forward = async {
                 while let Some(event) = events.next().await {
                     let bytes = match event {
-                        Ok(event) => serde_json::to_vec(&event).unwrap_or_default(),
+                        Ok(event) => serde_json::to_vec(&event).expect("plain data encodes as JSON"),
                         Err(lagged) => {
                             format!("{{\"kind\":\"lagged\",\"missed\":{}}}", lagged.missed).into_bytes()
                         }

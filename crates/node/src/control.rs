@@ -41,8 +41,6 @@ use moim_base::Clock;
 use moim_base::metrics::Metrics;
 use moim_base::rest::rest;
 use moim_base::task::{Scope, Shutdown};
-use moim_state::StateRepository;
-use moim_state::nodes::NodeRecord;
 use moim_coord::Coordinator;
 use moim_journal::Store;
 use moim_queue::Broker;
@@ -50,6 +48,8 @@ use moim_raft::{LocalPeer, Router};
 use moim_replica::PartitionId;
 use moim_replica::controller::Settings;
 use moim_replica::driver::Driver;
+use moim_state::StateRepository;
+use moim_state::nodes::NodeRecord;
 use tokio::runtime::Handle;
 
 use self::failure_detector::FailureDetector;

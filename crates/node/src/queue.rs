@@ -7,9 +7,9 @@ use std::time::Duration;
 use moim_base::metrics::{Gauge, Metrics};
 use moim_base::task::Shutdown;
 use moim_base::{BrokerId, Clock, MemoryBudget};
-use moim_state::StateRepository;
 use moim_queue::{Broker, BrokerOptions, BrokerParts, Defaults, Server, Users};
 use moim_replica::Driver;
+use moim_state::StateRepository;
 
 use crate::config::{Config, Durability};
 use crate::data_dir::DataDir;

@@ -13,13 +13,13 @@ use moim_base::rest::{aligned, rest};
 use moim_base::socket::Socket;
 use moim_base::task::{Scope, Shutdown};
 use moim_base::{BrokerId, Clock};
-use moim_state::BoxFuture;
 use moim_coord::Coordinator;
 use moim_raft::{LocalPeer, Member, Router, VoterId, open_stream};
 use moim_replica::driver::DriverTuning;
 use moim_replica::message::Sender;
 use moim_replica::{BrokerEpoch, Dialler, DirectoryId, Driver, DriverParts};
 use moim_slots::service::PEER_MAGIC;
+use moim_state::BoxFuture;
 use tokio::net::TcpStream;
 use tokio::sync::watch;
 

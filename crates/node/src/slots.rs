@@ -8,11 +8,11 @@ use std::time::Duration;
 use moim_base::metrics::Metrics;
 use moim_base::task::Shutdown;
 use moim_base::{BrokerId, Clock, MemoryBudget};
-use moim_state::StateRepository;
 use moim_replica::{Dialler, Driver};
 use moim_slots::effects::FrameLimits;
 use moim_slots::server::Server;
 use moim_slots::service::{Options, Parts, Service};
+use moim_state::StateRepository;
 
 use crate::config::{Config, RedisConfig, split_host_port};
 use crate::data_dir::DataDir;

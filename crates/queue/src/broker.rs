@@ -9,10 +9,10 @@ use arc_swap::ArcSwap;
 use moim_base::metrics::Metrics;
 use moim_base::task::{Scope, Shutdown, offload};
 use moim_base::{BrokerId, Clock, LayerBudget, MemoryBudget};
-use moim_state::StateRepository;
 use moim_journal::Store;
 use moim_replica::controller::Maker;
 use moim_replica::driver::Driver;
+use moim_state::StateRepository;
 use moim_wire_kafka::ErrorCode;
 
 use crate::brokers::{Brokers, LiveBroker, is_live};

@@ -6,8 +6,8 @@ use std::collections::BTreeMap;
 
 use bytes::Bytes;
 
-use moim_state::{Entry, Expect, Swap};
 use moim_replica::LeaderTuning;
+use moim_state::{Entry, Expect, Swap};
 use moim_wire_kafka::ErrorCode;
 
 use crate::broker::Broker;
@@ -92,7 +92,7 @@ impl Broker {
                 };
             }
             let expected = entry.map_or(Expect::Absent, |e| Expect::Revision(e.mod_revision));
-            let text = Bytes::from(serde_json::to_vec(&settings).unwrap_or_default());
+            let text = Bytes::from(serde_json::to_vec(&settings).expect("plain data encodes as JSON"));
             let swap = self.repository.compare_and_swap(KEY, expected, Some(text), None);
             if let Swap::Done { .. } = swap.await.map_err(refuse_repository)? {
                 self.apply_dynamic(settings);

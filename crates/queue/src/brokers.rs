@@ -7,10 +7,10 @@ use std::collections::BTreeMap;
 use std::sync::Mutex;
 
 use moim_base::BrokerId;
-use moim_state::Entry;
-use moim_state::nodes::{LiveMember, MEMBERS, MemberRecord, NODES, NodeOrder, NodeRecord, ORDERS, node_of};
 use moim_replica::controller::Maker;
 use moim_replica::keys;
+use moim_state::Entry;
+use moim_state::nodes::{LiveMember, MEMBERS, MemberRecord, NODES, NodeOrder, NodeRecord, ORDERS, node_of};
 
 use crate::loops::lock;
 

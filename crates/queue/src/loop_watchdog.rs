@@ -14,9 +14,9 @@ use std::time::Duration;
 
 use moim_base::BrokerId;
 use moim_base::rest::rest;
-use moim_state::nodes::members;
 use moim_replica::controller::requests::{self, ElectionKind, RequestError};
 use moim_replica::{PartitionId, PartitionState, keys};
+use moim_state::nodes::members;
 
 use crate::broker::Broker;
 use crate::partition_registration;

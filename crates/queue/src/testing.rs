@@ -9,13 +9,13 @@ use moim_base::metrics::Metrics;
 use moim_base::socket::Socket;
 use moim_base::task::{Scope, Shutdown};
 use moim_base::{BrokerId, SystemClock};
-use moim_state::nodes::{MemberRecord, NodeRecord, member_key, node_key};
-use moim_state::{BoxFuture, MemoryRepository, StateRepository, Txn, TxnOutcome};
 use moim_journal::{RealDisk, Store, StoreOptions};
 use moim_replica::driver::{Dialler, Driver, DriverParts, DriverTuning};
 use moim_replica::message::Sender;
 use moim_replica::transition::Draft;
 use moim_replica::{BrokerEpoch, DirectoryId, InSync, PartitionState, Versioned, keys};
+use moim_state::nodes::{MemberRecord, NodeRecord, member_key, node_key};
+use moim_state::{BoxFuture, MemoryRepository, StateRepository, Txn, TxnOutcome};
 use moim_wire_kafka::compression::Compression;
 use moim_wire_kafka::records::{BatchBuilder, BatchHeader};
 

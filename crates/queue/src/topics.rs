@@ -24,10 +24,10 @@ use hashbrown::{HashMap, HashSet};
 use serde::{Deserialize, Serialize};
 
 use moim_base::{BrokerId, Clock, TopicId};
-use moim_state::{Entry, RepositoryError, StateRepository};
 use moim_journal::{Durability, Framing, Journal, JournalError, JournalId, JournalOptions, Store};
 use moim_replica::driver::Driver;
 use moim_replica::{InSync, ResetPolicy};
+use moim_state::{Entry, RepositoryError, StateRepository};
 use moim_wire_kafka::ErrorCode;
 
 use crate::broker::BrokerOptions;
@@ -671,7 +671,7 @@ fn journal_id(id: TopicId, index: i32) -> JournalId {
 }
 
 fn encode(record: &TopicRecord) -> Bytes {
-    Bytes::from(serde_json::to_vec(record).unwrap_or_default())
+    Bytes::from(serde_json::to_vec(record).expect("plain data encodes as JSON"))
 }
 
 fn parse(value: &[u8]) -> Option<TopicRecord> {

@@ -40,8 +40,8 @@ use moim_base::rest::rest;
 use moim_base::socket::Socket;
 use moim_base::task::{Scope, offload};
 use moim_base::{BrokerId, Clock};
-use moim_state::{BoxFuture, StateRepository};
 use moim_journal::Journal;
+use moim_state::{BoxFuture, StateRepository};
 use tokio::runtime::Handle;
 use tokio::sync::{Notify, Semaphore};
 

@@ -8,8 +8,8 @@ use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
 
 use futures_util::FutureExt;
-use moim_state::{MemoryRepository, StateRepository};
 use moim_replica::{PartitionState, keys};
+use moim_state::{MemoryRepository, StateRepository};
 
 /// Time limit for all replicas of a host with bit rot to be in sync again.
 const REPAIR_MS: u64 = 30_000;

@@ -27,9 +27,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use moim_base::clock::Clock;
-use moim_state::MemoryRepository;
 use moim_journal::disk::Survival;
 use moim_slots::effects::FrameLimits;
+use moim_state::MemoryRepository;
 
 use self::clients::ClientPool;
 use self::faults::Faults;

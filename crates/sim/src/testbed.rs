@@ -14,8 +14,6 @@ use std::time::Duration;
 
 use moim_base::socket::Socket;
 use moim_base::{BrokerId, Clock, TopicId};
-use moim_state::nodes::{self, MemberRecord, NodeRecord};
-use moim_state::{BoxFuture, MemoryRepository, RepositoryError, StateRepository, Txn};
 use moim_journal::disk::Survival;
 use moim_journal::{JournalId, Store};
 use moim_replica::controller::ControllerTuning;
@@ -23,6 +21,8 @@ use moim_replica::controller::term::{self as controller_term, ControllerTermPart
 use moim_replica::driver::{Dialler, Driver, DriverParts, DriverTuning};
 use moim_replica::message::Sender;
 use moim_replica::{BrokerEpoch, DirectoryId, PartitionId, keys};
+use moim_state::nodes::{self, MemberRecord, NodeRecord};
+use moim_state::{BoxFuture, MemoryRepository, RepositoryError, StateRepository, Txn};
 use tokio::runtime::Handle;
 
 use self::faults::Faults;

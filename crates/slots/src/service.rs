@@ -547,7 +547,7 @@ impl Service {
         };
         let mut txn = Txn::new()
             .when(Compare::Absent(keys::SLOTS_CONFIG.to_owned()))
-            .put(keys::SLOTS_CONFIG, serde_json::to_vec(&config).unwrap_or_default())
+            .put(keys::SLOTS_CONFIG, serde_json::to_vec(&config).expect("plain data encodes as JSON"))
             .put(MAP, SlotMap::even(shards as u16).encode());
         let mut alive = Vec::new();
         for index in 0..shards as u32 {
@@ -645,7 +645,7 @@ impl Service {
         if *lock(&self.published) == record {
             return Ok(());
         }
-        let bytes = serde_json::to_vec(&record).unwrap_or_default();
+        let bytes = serde_json::to_vec(&record).expect("plain data encodes as JSON");
         let key = format!("{ADDRESSES}{}", self.options.node);
         self.parts.repository.txn(Txn::new().put(key, bytes)).await?;
         *lock(&self.published) = record;

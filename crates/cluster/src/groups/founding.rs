@@ -39,7 +39,7 @@ struct FounderService(Mutex<FounderState>);
 impl Service for FounderService {
     fn handle(&self, _request: Bytes) -> BoxFuture<'_, Bytes> {
         let shown = self.0.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        let shown = serde_json::to_vec(&shown).unwrap_or_default();
+        let shown = serde_json::to_vec(&shown).expect("plain data encodes as JSON");
         Box::pin(async move { shown.into() })
     }
 }

@@ -18,8 +18,8 @@ use super::founding::FounderState;
 use super::identity::{Founder, Identity};
 use super::join::{JoinAcceptance, JoinCall, JoinReply, JoinRequest, JoinTicket};
 use super::{GroupConfig, GroupRecord, PeerRecord, group_id};
-use crate::backoff::{self, Change};
 use crate::CoordRepository;
+use crate::backoff::{self, Change};
 use crate::events::ClusterEvent;
 use crate::keys;
 use crate::repository::{Compare, Entry, RepositoryError, StateRepository as _, Txn, TxnOutcome};
@@ -405,12 +405,12 @@ impl Service for JoinRequests {
                         nonce: String::new(),
                         secret: is_founder.then(|| self.identity.secret.clone()),
                     };
-                    return serde_json::to_vec(&shown).unwrap_or_default().into();
+                    return serde_json::to_vec(&shown).expect("plain data encodes as JSON").into();
                 }
                 Ok(call) => self.handle_call(call).await,
                 Err(error) => JoinReply::Rejected { reason: format!("malformed join request: {error}") },
             };
-            serde_json::to_vec(&reply).unwrap_or_default().into()
+            serde_json::to_vec(&reply).expect("plain data encodes as JSON").into()
         })
     }
 }

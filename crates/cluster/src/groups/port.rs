@@ -113,7 +113,7 @@ impl Service for JoinRouter {
                 (None, Ok(app)) => format!("there is no group of {app} here"),
                 (None, Err(error)) => format!("malformed join request: {error}"),
             };
-            serde_json::to_vec(&JoinReply::Rejected { reason }).unwrap_or_default().into()
+            serde_json::to_vec(&JoinReply::Rejected { reason }).expect("plain data encodes as JSON").into()
         })
     }
 }

@@ -6,9 +6,9 @@ use axum::Json;
 use axum::extract::{Path, Query, State};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
-use moim_state::RepositoryError;
 use moim_slots::service::{Refused, Selection, Service};
 use moim_slots::slot_set::SlotSet;
+use moim_state::RepositoryError;
 use serde::{Deserialize, Serialize};
 
 use super::Admin;

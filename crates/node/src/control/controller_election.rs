@@ -10,11 +10,11 @@ use std::time::Duration;
 
 use moim_base::Clock;
 use moim_base::task::Shutdown;
-use moim_state::{Election, StateRepository};
 use moim_coord::Coordinator;
 use moim_replica::controller::term::{self as controller_term, ControllerTermParts, Peers};
 use moim_replica::controller::{ControllerTuning, Settings};
 use moim_replica::keys;
+use moim_state::{Election, StateRepository};
 use tokio::sync::watch;
 
 /// Lease TTL of the controller key: after it, any node can become the controller.

@@ -12,9 +12,9 @@ use std::time::Duration;
 use futures_util::FutureExt as _;
 use moim_base::Clock;
 use moim_base::task::Shutdown;
+use moim_replica::{PartitionId, PartitionState, keys};
 use moim_state::nodes::{MEMBERS, MemberRecord, NODES, NodeRecord, ORDERS, node_of};
 use moim_state::{Entry, Event, RepositoryError, StateRepository};
-use moim_replica::{PartitionId, PartitionState, keys};
 use serde::{Deserialize, Serialize};
 
 use crate::text::counted;
@@ -342,8 +342,8 @@ fn topic_id(value: &[u8]) -> Option<String> {
 mod tests {
     use bytes::Bytes;
     use moim_base::TopicId;
-    use moim_state::nodes::member_key;
     use moim_replica::Durability;
+    use moim_state::nodes::member_key;
 
     use super::*;
 

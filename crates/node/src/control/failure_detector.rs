@@ -16,12 +16,12 @@ use futures_util::stream::{FuturesUnordered, StreamExt as _};
 use moim_base::rest::rest_end;
 use moim_base::task::Shutdown;
 use moim_base::{BrokerId, Clock};
-use moim_state::BoxFuture;
 use moim_coord::Coordinator;
 use moim_raft::{Member, ServiceError, ServiceId, TcpTransport, Transport as _, TransportError, VoterId};
 use moim_replica::PartitionId;
 use moim_replica::controller::term::{LogEnds, Peers};
 use moim_replica::driver::Driver;
+use moim_state::BoxFuture;
 
 use super::disk_health::{DiskHealth, DiskState};
 use super::events::EventLog;

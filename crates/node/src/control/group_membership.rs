@@ -12,9 +12,9 @@ use std::time::Duration;
 
 use moim_base::rest::rest;
 use moim_base::task::Shutdown;
-use moim_state::StateRepository;
 use moim_coord::Coordinator;
 use moim_raft::{Group, GroupError, GroupMetrics, Member, VoterId};
+use moim_state::StateRepository;
 
 use super::records::{self, SUPPORTED_LEVEL};
 use super::view::{Partitions, View};

@@ -14,9 +14,9 @@ use std::time::Duration;
 
 use moim_base::rest::rest;
 use moim_base::task::Shutdown;
-use moim_state::{StateRepository, Txn};
 use moim_coord::Coordinator;
 use moim_journal::Store;
+use moim_state::{StateRepository, Txn};
 
 use super::records::{self, Mark};
 

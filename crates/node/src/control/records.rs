@@ -15,9 +15,9 @@
 //! its voter id and no record of its data directory was removed, however stale that read is.
 
 use bytes::Bytes;
+use moim_coord::{Coordinator, RangeRequest};
 use moim_state::nodes::{NodeOrder, NodeRecord, ORDERS, node_key, order_key};
 use moim_state::{Compare, Entry, RepositoryError, StateRepository, Txn, TxnOutcome};
-use moim_coord::{Coordinator, RangeRequest};
 use serde::{Deserialize, Serialize};
 
 use crate::data_dir::Founder;

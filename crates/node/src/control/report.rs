@@ -5,10 +5,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use moim_state::StateRepository;
-use moim_state::nodes::{NodeOrder, NodeRecord};
 use moim_coord::{Coordinator, SpaceId};
 use moim_raft::{GroupMetrics, Member, VoterId};
+use moim_state::StateRepository;
+use moim_state::nodes::{NodeOrder, NodeRecord};
 use serde::{Deserialize, Serialize};
 
 use super::events::EventLog;

@@ -14,8 +14,6 @@ use std::time::Duration;
 
 use moim_base::rest::{aligned, rest};
 use moim_base::task::{Scope, Shutdown, offload};
-use moim_state::nodes::{MemberRecord, NodeRecord};
-use moim_state::{CoordRepository, StateRepository};
 use moim_coord::spill::SpillFile;
 use moim_coord::{Coordinator, CoordinatorOptions};
 use moim_journal::{RealDisk, Store};
@@ -23,6 +21,8 @@ use moim_raft::{
     GroupId, GroupOptions, Host, LocalPeer, Member, OpenError, PeerId, ServiceId, TcpServer, TcpTransport,
     Transport, VoterId,
 };
+use moim_state::nodes::{MemberRecord, NodeRecord};
+use moim_state::{CoordRepository, StateRepository};
 use tokio::sync::oneshot;
 
 use super::controller_election::ControllerElection;

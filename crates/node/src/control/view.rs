@@ -3,10 +3,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use moim_base::{BrokerId, TopicId};
-use moim_state::nodes::{LiveMember, MEMBERS, MemberRecord, NODES, NodeOrder, NodeRecord, ORDERS, node_of};
 use moim_coord::{Coordinator, KeyValue, RangeRequest, State};
 use moim_replica::controller::ControllerTuning;
 use moim_replica::{PartitionId, PartitionState, keys};
+use moim_state::nodes::{LiveMember, MEMBERS, MemberRecord, NODES, NodeOrder, NodeRecord, ORDERS, node_of};
 use serde::{Deserialize, Serialize};
 
 use super::records::{self, FEATURE_LEVEL, GONE, LEAVING, NEXT_VOTER};

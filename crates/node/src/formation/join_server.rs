@@ -8,10 +8,10 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes;
-use moim_state::StateRepository;
-use moim_state::nodes::NodeRecord;
 use moim_coord::Coordinator;
 use moim_raft::{BoxFuture, Service, VoterId};
+use moim_state::StateRepository;
+use moim_state::nodes::NodeRecord;
 use tokio::time::Instant;
 
 use super::protocol::{

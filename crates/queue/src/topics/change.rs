@@ -13,10 +13,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use moim_base::{BrokerId, TopicId};
-use moim_state::repository::MAX_TXN_OPS;
-use moim_state::{Compare, Txn, TxnOutcome};
 use moim_replica::controller::Maker;
 use moim_replica::{Change, keys};
+use moim_state::repository::MAX_TXN_OPS;
+use moim_state::{Compare, Txn, TxnOutcome};
 use moim_wire_kafka::ErrorCode;
 
 use super::{

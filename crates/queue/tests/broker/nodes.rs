@@ -5,9 +5,9 @@ use std::sync::Arc;
 use bytes::Bytes;
 
 use moim_base::SystemClock;
+use moim_journal::StoreOptions;
 use moim_state::nodes::member_key;
 use moim_state::{Expect, MemoryRepository, StateRepository, Txn};
-use moim_journal::StoreOptions;
 use moim_wire_kafka::compression::Compression;
 use moim_wire_kafka::messages::*;
 use moim_wire_kafka::records::BatchBuilder;

@@ -13,8 +13,6 @@ use moim_base::metrics::Metrics;
 use moim_base::socket::Socket;
 use moim_base::task::{Scope, Shutdown};
 use moim_base::{BrokerId, SystemClock};
-use moim_state::nodes::{MemberRecord, NodeRecord, member_key, node_key};
-use moim_state::{BoxFuture, MemoryRepository, StateRepository, Txn, TxnOutcome};
 use moim_journal::{RealDisk, Store, StoreOptions};
 use moim_queue::{Broker, BrokerOptions, BrokerParts, Server};
 use moim_replica::controller::term::{self as controller_term, ControllerTermParts, LogEnds, Peers};
@@ -22,6 +20,8 @@ use moim_replica::controller::{ControllerTuning, Settings};
 use moim_replica::driver::{Dialler, Driver, DriverParts, DriverTuning};
 use moim_replica::message::Sender;
 use moim_replica::{BrokerEpoch, DirectoryId, PartitionId, keys};
+use moim_state::nodes::{MemberRecord, NodeRecord, member_key, node_key};
+use moim_state::{BoxFuture, MemoryRepository, StateRepository, Txn, TxnOutcome};
 use moim_wire_kafka::messages::{
     PartitionProduceData, ProduceRequest, ProduceResponse, TopicProduceData, create_topics,
 };

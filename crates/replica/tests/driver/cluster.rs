@@ -13,7 +13,6 @@ use hashbrown::HashMap;
 use moim_base::socket::Socket;
 use moim_base::task::{Scope, Shutdown};
 use moim_base::{BrokerId, Clock, LeaderEpoch, Offset, SystemClock, TopicId};
-use moim_state::{BoxFuture, Compare, Event, MemoryRepository, StateRepository, Txn, TxnOutcome};
 use moim_journal::{
     Append, AppendError, DurableSink, Frame, Framing, Journal, JournalId, JournalOptions, PlainFraming,
     RealDisk, Store, StoreOptions,
@@ -28,6 +27,7 @@ use moim_replica::{
     AckError, BrokerEpoch, Change, Dialler, DirectoryId, Driver, DriverParts, Durability, InSync,
     LeaderTuning, Owner, PartitionId, PartitionState, Replicated, ResetPolicy, Versioned,
 };
+use moim_state::{BoxFuture, Compare, Event, MemoryRepository, StateRepository, Txn, TxnOutcome};
 use tempfile::TempDir;
 use tokio::net::{TcpListener, TcpStream};
 

@@ -8,10 +8,10 @@ use std::time::Duration;
 use moim_base::metrics::Metrics;
 use moim_base::socket::Socket;
 use moim_base::task::Scope;
-use moim_state::BoxFuture;
 use moim_journal::DurableSink;
 use moim_queue::{Broker, BrokerOptions, BrokerParts, Reach};
 use moim_replica::driver::Driver;
+use moim_state::BoxFuture;
 use tokio::runtime::Handle;
 
 use super::Shared;

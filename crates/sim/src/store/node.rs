@@ -10,13 +10,13 @@ use moim_base::metrics::Metrics;
 use moim_base::socket::Socket;
 use moim_base::task::Scope;
 use moim_base::{BrokerId, Clock};
-use moim_state::{BoxFuture, StateRepository, Txn};
 use moim_journal::DurableSink;
 use moim_replica::controller::ControllerTuning;
 use moim_replica::controller::term::{self as controller_term, ControllerTermParts, LogEnds, Peers};
 use moim_replica::driver::{Dialler, Driver, DriverParts, DriverTuning};
 use moim_replica::{PartitionId, keys};
 use moim_slots::service::{Options, Parts, Service};
+use moim_state::{BoxFuture, StateRepository, Txn};
 use tokio::runtime::Handle;
 
 use super::Shared;

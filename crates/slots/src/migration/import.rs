@@ -418,7 +418,7 @@ impl Import<'_> {
         }
         self.reported_ms = now;
         let key = format!("{PROGRESS}{}", self.migration.id);
-        let value = serde_json::to_vec(&self.progress).unwrap_or_default();
+        let value = serde_json::to_vec(&self.progress).expect("plain data encodes as JSON");
         if let Err(error) = self.service.parts.repository.txn(Txn::new().put(key, value)).await {
             tracing::debug!(%error, "slot migration progress not published");
         }

@@ -72,7 +72,7 @@ impl Service {
         let mut txn = Txn::new()
             .when(Compare::ModRevision(entry.key.clone(), entry.mod_revision))
             .when(Compare::ModRevision(MAP.to_owned(), map_entry.mod_revision))
-            .put(keys::SLOTS_CONFIG, serde_json::to_vec(&config).unwrap_or_default());
+            .put(keys::SLOTS_CONFIG, serde_json::to_vec(&config).expect("plain data encodes as JSON"));
         let mut alive = Vec::new();
         for (at, node) in new.iter().enumerate() {
             let id = PartitionId { topic: SHARDS, index: (shards + at) as u32 };

@@ -334,7 +334,9 @@ impl Service {
                 }
             }
             let same = Compare::ModRevision(entry.key.clone(), entry.mod_revision);
-            let txn = Txn::new().when(same).put(entry.key, serde_json::to_vec(&config).unwrap_or_default());
+            let txn = Txn::new()
+                .when(same)
+                .put(entry.key, serde_json::to_vec(&config).expect("plain data encodes as JSON"));
             if let TxnOutcome::Done { .. } = repository.txn(txn).await? {
                 self.refresh(0).await?;
                 return Ok(());

@@ -86,9 +86,7 @@ async fn verdict(demo: &Demo) -> Outcome {
 async fn kill(demo: &Demo) -> Outcome {
     let running = demo.stand.cluster.members().iter().filter(|member| member.pid.is_some()).count();
     if running < 3 {
-        return say(
-            "one node is down already: with two of three down there is no quorum (r restarts it)",
-        );
+        return say("one node is down already: with two of three down there is no quorum (r restarts it)");
     }
     let (node, led) = demo.busiest().await?;
     demo.stand.cluster.kill(node).await?;
