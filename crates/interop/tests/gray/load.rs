@@ -208,14 +208,27 @@ fn write(brokers: &str, stop: &AtomicBool, clients: &Clients) {
     producer.flush(Duration::from_secs(60)).unwrap();
 }
 
+/// The end of a partition. Leadership may return to a recovered node at this very moment; librdkafka does not retry then.
+fn end_of(consumer: &BaseConsumer, partition: i32) -> i64 {
+    let began = Instant::now();
+    loop {
+        match consumer.fetch_watermarks(TOPIC, partition, Duration::from_secs(10)) {
+            Ok((_, end)) => return end,
+            Err(error) => {
+                assert!(began.elapsed() < Duration::from_secs(60), "partition {partition}: {error}")
+            }
+        }
+        std::thread::sleep(Duration::from_millis(100));
+    }
+}
+
 fn read_queue(brokers: &str) -> BTreeMap<i32, Vec<u64>> {
     let consumer: BaseConsumer = kafka(brokers).set("group.id", "reader").create().unwrap();
     let mut all = TopicPartitionList::new();
     let mut left: BTreeMap<i32, i64> = BTreeMap::new();
     for partition in 0..PARTITIONS {
         all.add_partition_offset(TOPIC, partition, Offset::Beginning).unwrap();
-        let (_, end) = consumer.fetch_watermarks(TOPIC, partition, Duration::from_secs(10)).unwrap();
-        left.insert(partition, end);
+        left.insert(partition, end_of(&consumer, partition));
     }
     consumer.assign(&all).unwrap();
     let mut read: BTreeMap<i32, Vec<u64>> = BTreeMap::new();
