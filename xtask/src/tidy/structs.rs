@@ -36,8 +36,8 @@ const EXCEPTIONS: [(&str, &str, usize, usize); 27] = [
     ("crates/slots/src/connection.rs", "Connection", 20, 0),
     ("crates/slots/src/keyspace.rs", "Keyspace", 19, 0),
     ("crates/slots/src/service.rs", "Service", 18, 10),
-    ("crates/slots/src/session.rs", "Session", 33, 0),
-    ("crates/slots/src/shard.rs", "Shard", 34, 1),
+    ("crates/slots/src/session.rs", "Session", 33, 1),
+    ("crates/slots/src/shard.rs", "Shard", 34, 2),
     ("crates/slots/src/shard.rs", "State", 19, 0),
     ("crates/slots/src/shared.rs", "About", 18, 0),
     ("crates/slots/src/shared.rs", "Shared", 29, 2),
@@ -176,11 +176,11 @@ mod inner {
     fn large_struct_is_a_finding_and_an_exception_may_only_shrink() {
         let body = |fields: usize| {
             let fields: String = (0..fields).map(|n| format!("    f{n}: u8,\n")).collect();
-            format!("struct Session {{\n{fields}}}\n")
+            format!("struct Keyspace {{\n{fields}}}\n")
         };
         assert!(check("crates/x/src/a.rs", &body(MAX_FIELDS)).is_empty());
         assert_eq!(check("crates/x/src/a.rs", &body(MAX_FIELDS + 1)).len(), 1);
-        let known = "crates/slots/src/session.rs";
+        let known = "crates/slots/src/keyspace.rs";
         let (_, _, fields, _) = EXCEPTIONS.iter().find(|(file, ..)| *file == known).expect("an exception");
         assert!(check(known, &body(*fields)).is_empty());
         assert_eq!(check(known, &body(fields + 1)).len(), 1, "it has grown");
