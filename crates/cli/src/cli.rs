@@ -24,7 +24,7 @@ use crate::config::layers::FlagValue;
 use crate::exit::{Failure, Outcome};
 use crate::output::Format;
 
-/// A message queue that speaks Kafka and a coordination store that speaks etcd, in one binary
+/// A queue that speaks Kafka, a store that speaks Redis Cluster and a coordination core that speaks etcd, in one binary
 #[derive(Debug, Parser)]
 #[command(
     name = "moim",
